@@ -1,0 +1,81 @@
+package jetbox
+
+import "time"
+
+// State is what a row of the outbox is in; see the contract in package outbox.
+type State string
+
+const (
+	// Pending rows wait to be published.
+	Pending State = "PENDING"
+	// Processing rows are claimed by a relay. This state is derived from the
+	// claim and shown by a view; it is never stored per row.
+	Processing State = "PROCESSING"
+	// Published rows are on a stream: the PubAck was recorded.
+	Published State = "PUBLISHED"
+	// DeadLetter rows cannot be published. They keep payload and reason until a
+	// person retries or discards them.
+	DeadLetter State = "DEAD_LETTER"
+)
+
+// Row is one outbox row in a relay's hands.
+type Row struct {
+	// Pos is the row's id: insertion order, and order within an ordering key.
+	Pos int64
+
+	// Event is what to publish.
+	Event Event
+
+	// Attempts is how often publishing failed because of this row.
+	Attempts int
+
+	// Fault says why the row is no event at all, for instance headers that are
+	// not a JSON object. Such a row is parked, never sent.
+	Fault error
+}
+
+// Outcome is what became of one claimed row. A source records it only on a row
+// that is still Pending.
+type Outcome struct {
+	// Pos names the row.
+	Pos int64
+
+	// State is Published, DeadLetter, or Pending for a row that is to be tried
+	// again after Delay.
+	State State
+
+	// Stream and StreamSeq say where the broker stored it. StreamSeq is zero
+	// when that is not known exactly.
+	Stream    string
+	StreamSeq uint64
+
+	// Reason is why it was not published.
+	Reason string
+
+	// Attempted reports that the failure was the row's own and counts against
+	// its attempts. An outage never does.
+	Attempted bool
+
+	// Delay is how long a Pending row waits. Later rows of its key wait with it.
+	Delay time.Duration
+
+	// Freeze keeps the ordering key of a DeadLetter row waiting until a person
+	// retries or discards that row.
+	Freeze bool
+}
+
+// Lease is a relay's right to send a source's rows, or another's.
+type Lease struct {
+	// Owner is random per process start.
+	Owner string
+
+	// Epoch grows with every takeover, so that a relay that slept through one
+	// cannot write.
+	Epoch int64
+
+	// Held reports that the asking relay is the owner.
+	Held bool
+
+	// Expires is when the lease ends unless renewed, by the source's clock.
+	Expires time.Time
+}
