@@ -1,0 +1,77 @@
+package outbox
+
+import (
+	"time"
+
+	"github.com/seed-5e04d8fb/jetbox"
+)
+
+// Entry is a row as an operator sees it. It is a plain value.
+type Entry struct {
+	// ID is the row's id: insertion order.
+	ID int64
+
+	// Event is what the row holds. Event.NotBefore is when the row may be
+	// published, or tried again. Fields the wire cannot carry are as they are.
+	Event jetbox.Event
+
+	// State includes jetbox.Processing, derived from the claim.
+	State jetbox.State
+
+	// Attempts counts publish attempts that failed because of this row, LastError
+	// says why the last one did.
+	Attempts  int
+	LastError string
+
+	// PublishedAt is when the PubAck was recorded, zero before.
+	PublishedAt time.Time
+
+	// Stream and StreamSeq say where the broker stored it; StreamSeq is zero
+	// when that is not known exactly.
+	Stream    string
+	StreamSeq uint64
+}
+
+// Filter chooses rows. The zero value means all of them.
+type Filter struct {
+	// State, when set, is the state wanted.
+	State jetbox.State
+
+	// IDs, when set, are the only rows wanted.
+	IDs []int64
+
+	// Subject, when set, is the exact subject wanted.
+	Subject string
+
+	// Reason, when set, is a text that LastError contains.
+	Reason string
+
+	// Limit is the most rows wanted. Default 0: no limit.
+	Limit int
+}
+
+// Stats is the state of an outbox, read from the database, so that it is true
+// also while no relay works.
+type Stats struct {
+	// Pending counts committed rows not yet published, claimed ones included.
+	Pending int64
+
+	// Claimed counts those of them that a relay holds: sent, or about to be.
+	Claimed int64
+
+	// OldestPending is when the oldest pending row that is due was recorded; zero
+	// when none is.
+	OldestPending time.Time
+
+	// DeadLetter counts parked rows.
+	DeadLetter int64
+
+	// TableBytes is the space the outbox takes in the database.
+	TableBytes int64
+
+	// Lease says who may publish. Owner is empty when nobody holds it.
+	Lease jetbox.Lease
+
+	// Holder is the process of the lease's owner, for people: host and pid.
+	Holder string
+}
