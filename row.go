@@ -76,6 +76,9 @@ type Lease struct {
 	// Held reports that the asking relay is the owner.
 	Held bool
 
+	// Holder is the owner's process, for people: host and pid.
+	Holder string
+
 	// Expires is when the lease ends unless renewed, by the source's clock.
 	Expires time.Time
 }

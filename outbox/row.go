@@ -66,12 +66,10 @@ type Stats struct {
 	// DeadLetter counts parked rows.
 	DeadLetter int64
 
-	// TableBytes is the space the outbox takes in the database.
+	// TableBytes is the space the outbox takes in the database; on SQLite, what
+	// the whole file takes.
 	TableBytes int64
 
 	// Lease says who may publish. Owner is empty when nobody holds it.
 	Lease jetbox.Lease
-
-	// Holder is the process of the lease's owner, for people: host and pid.
-	Holder string
 }

@@ -1,0 +1,171 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"time"
+
+	"github.com/seed-5e04d8fb/jetbox"
+)
+
+const (
+	// wakeBatch bounds how many sleeping rows one transaction wakes, and
+	// sleepBatch how many it puts to sleep: a writer waits for neither long.
+	wakeBatch  = 300
+	sleepBatch = 1000
+)
+
+// Claim returns up to n rows that may go now, lowest id first, and records the
+// range they span before it returns: PROCESSING is a pending row inside it. The
+// range stays until their outcomes are recorded. None is no error.
+//
+// Rows met on the way that may not go yet (scheduled for later, or behind an
+// earlier row of their key) are put to sleep, out of the index of ready rows, so
+// that they cost the next claims nothing; rows whose time has come are woken.
+func (s *Store) Claim(ctx context.Context, l jetbox.Lease, n int) ([]jetbox.Row, error) {
+	for {
+		c := claim{limit: n, now: time.Now().UnixMilli()}
+		idle, err := s.idle(ctx, c.now)
+		if err == nil && !idle {
+			err = s.fenced(ctx, l, func(tx *sql.Tx) error { return s.claim(ctx, tx, &c) })
+		}
+		if err != nil {
+			return nil, fmt.Errorf("claim rows of outbox %q: %w", s.table, err)
+		}
+		// Nothing found but something moved: what may go was hidden behind rows
+		// that have now been put to sleep, or is being woken in turns.
+		if idle || len(c.rows) > 0 || !c.moved {
+			return c.rows, nil
+		}
+		if err := sleep(ctx, pause); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// idle asks without a write, so that a relay with nothing to do costs the
+// writers no lock and the disk no sync.
+func (s *Store) idle(ctx context.Context, now int64) (idle bool, err error) {
+	var work bool
+	err = s.db.QueryRowContext(ctx, s.sql(`SELECT
+		EXISTS (SELECT 1 FROM "{t}" INDEXED BY "{t}_ready" WHERE status = 'PENDING' AND hold = 0) OR
+		EXISTS (SELECT 1 FROM "{t}" INDEXED BY "{t}_due" WHERE status = 'PENDING' AND hold IN (1, 2) AND available_at <= ?)`),
+		now).Scan(&work)
+	return !work, noTables(err)
+}
+
+// claim is one try: its transaction may run more than once.
+type claim struct {
+	limit int
+	now   int64
+	rows  []jetbox.Row
+	moved bool // some row was woken or put to sleep
+}
+
+func (s *Store) claim(ctx context.Context, tx *sql.Tx, c *claim) error {
+	c.rows, c.moved = nil, false
+	woken, err := s.wakeDue(ctx, tx, c.now)
+	if err != nil {
+		return err
+	}
+	found, err := s.ready(ctx, tx, c)
+	if err != nil {
+		return err
+	}
+	asleep, err := s.putToSleep(ctx, tx, found)
+	if err != nil {
+		return err
+	}
+	c.moved = woken || asleep
+	for _, f := range found {
+		if f.hold == holdNone && !f.overtakes {
+			c.rows = append(c.rows, f.record.row())
+		}
+	}
+	if len(c.rows) == 0 {
+		return nil
+	}
+	return s.widenRange(ctx, tx, c.rows[0].Pos, c.rows[len(c.rows)-1].Pos, c.now)
+}
+
+func (s *Store) wakeDue(ctx context.Context, tx *sql.Tx, now int64) (woken bool, err error) {
+	res, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}" SET hold = 0 WHERE id IN (
+		SELECT id FROM "{t}" INDEXED BY "{t}_due" WHERE status = 'PENDING' AND hold IN (1, 2) AND available_at <= ?
+		ORDER BY available_at LIMIT ?)`), now, wakeBatch)
+	if err != nil {
+		return false, err
+	}
+	k, err := res.RowsAffected()
+	return k > 0, err
+}
+
+// candidate is a row of the ready index, with what else has to be known of it.
+type candidate struct {
+	record
+	hold      int  // holdNone, or why it goes to sleep
+	overtakes bool // an earlier row of its key is due and about to be woken
+}
+
+// ready reads the lowest rows of the ready index. A row may go unless it is
+// scheduled for later, or an earlier row of its key waits for a retry, is frozen,
+// or is itself behind one. A scheduled row that has become due counts too: it is
+// woken in the order of times, not of ids, so a later row of its key could pass
+// it by.
+func (s *Store) ready(ctx context.Context, tx *sql.Tx, c *claim) ([]candidate, error) {
+	const sameKey = `p.aggregate_id = o.aggregate_id AND coalesce(p.aggregate_type, '') = coalesce(o.aggregate_type, '')`
+	rows, err := tx.QueryContext(ctx, s.sql(`SELECT {columns},
+		coalesce(o.available_at > ?1, 0),
+		o.aggregate_id <> '' AND (
+			EXISTS (SELECT 1 FROM "{t}" p INDEXED BY "{t}_retry" WHERE p.hold = 2 AND `+sameKey+` AND p.id < o.id) OR
+			EXISTS (SELECT 1 FROM "{t}" p INDEXED BY "{t}_behind" WHERE p.hold = 3 AND `+sameKey+` AND p.id < o.id)),
+		o.aggregate_id <> '' AND
+			EXISTS (SELECT 1 FROM "{t}" p INDEXED BY "{t}_later" WHERE p.hold = 1 AND p.aggregate_id <> '' AND `+sameKey+`
+				AND p.available_at <= ?1 AND p.id < o.id)
+		FROM "{t}" o INDEXED BY "{t}_ready" WHERE o.status = 'PENDING' AND o.hold = 0 ORDER BY o.id LIMIT ?2`),
+		c.now, c.limit)
+	if err != nil {
+		return nil, noTables(err)
+	}
+	defer rows.Close()
+	found := make([]candidate, 0, c.limit)
+	for rows.Next() {
+		var f candidate
+		var later bool
+		var behind, overtakes sql.NullBool // NULL without an aggregate ID
+		if err := rows.Scan(append(f.record.fields(), &later, &behind, &overtakes)...); err != nil {
+			return nil, err
+		}
+		switch {
+		case later:
+			f.hold = holdLater
+		case behind.Bool:
+			f.hold = holdBehind
+		}
+		f.overtakes = overtakes.Bool
+		found = append(found, f)
+	}
+	return found, rows.Err()
+}
+
+func (s *Store) putToSleep(ctx context.Context, tx *sql.Tx, found []candidate) (moved bool, err error) {
+	for _, f := range found {
+		if f.hold == holdNone {
+			continue
+		}
+		if _, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}" SET hold = ? WHERE id = ?`), f.hold, f.id); err != nil {
+			return false, err
+		}
+		moved = true
+	}
+	return moved, nil
+}
+
+// widenRange adds the rows to the claimed range. What is left of an earlier claim
+// is of unknown outcome and stays inside.
+func (s *Store) widenRange(ctx context.Context, tx *sql.Tx, from, to, now int64) error {
+	_, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}_lease" SET
+		claimed_from = min(coalesce(claimed_from, ?1), ?1), claimed_to = max(coalesce(claimed_to, ?2), ?2),
+		claimed_at = ?3 WHERE shard = 0`), from, to, now)
+	return err
+}

@@ -1,0 +1,132 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"time"
+
+	"github.com/seed-5e04d8fb/jetbox"
+)
+
+// observedLease is what a standby remembers of somebody else's lease: when it
+// saw it change last, by its own monotonic clock.
+type observedLease struct {
+	epoch   int64
+	expires int64
+	since   time.Time
+}
+
+// Acquire takes the lease for owner when it is free, expired or owner's own, and
+// then makes it last for length from now. Otherwise it changes nothing and
+// returns who has it, with Held false. A lease that this process has watched for
+// a whole length without seeing a renewal is expired too, whatever its time
+// says: a clock that was set back must not freeze the outbox.
+func (s *Store) Acquire(ctx context.Context, owner string, length time.Duration) (jetbox.Lease, error) {
+	lease, err := s.acquire(ctx, owner, length)
+	if err != nil {
+		return jetbox.Lease{}, fmt.Errorf("acquire lease of outbox %q: %w", s.table, err)
+	}
+	return lease, nil
+}
+
+func (s *Store) acquire(ctx context.Context, owner string, length time.Duration) (jetbox.Lease, error) {
+	var lease jetbox.Lease
+	err := retryBusy(ctx, func(ctx context.Context) error {
+		now := time.Now()
+		current, err := s.lease(ctx, s.db)
+		if err != nil {
+			return err
+		}
+		mine := current.Owner == owner
+		if current.Owner != "" && !mine && now.Before(current.Expires) && !s.silent(current, now, length) {
+			lease = current
+			return nil
+		}
+		next := jetbox.Lease{Owner: owner, Holder: holder(), Epoch: current.Epoch, Held: true, Expires: now.Add(length)}
+		if !mine {
+			next.Epoch++
+		}
+		// The epoch read above is the condition: of two relays that both find
+		// the lease expired, one changes the row and the other none.
+		res, err := s.relay.ExecContext(ctx, s.sql(`UPDATE "{t}_lease"
+			SET owner = ?, holder = ?, epoch = ?, expires_at = ? WHERE shard = 0 AND epoch = ? AND coalesce(owner, '') = ?`),
+			owner, next.Holder, next.Epoch, next.Expires.UnixMilli(), current.Epoch, current.Owner)
+		if err != nil {
+			return err
+		}
+		n, err := res.RowsAffected()
+		if err != nil {
+			return err
+		}
+		if n == 1 {
+			lease = next
+			return nil
+		}
+		lease, err = s.lease(ctx, s.db)
+		lease.Held = lease.Owner == owner
+		return err
+	})
+	return lease, err
+}
+
+// silent reports whether the lease has not been renewed for its length, as far
+// as this process has seen.
+func (s *Store) silent(l jetbox.Lease, now time.Time, length time.Duration) (silent bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	expires := l.Expires.UnixMilli()
+	if s.seen.epoch != l.Epoch || s.seen.expires != expires {
+		s.seen = observedLease{epoch: l.Epoch, expires: expires, since: now}
+	}
+	return now.Sub(s.seen.since) > length
+}
+
+// Release gives the lease back, so that another relay starts at once. A lease
+// that was lost already is no error.
+func (s *Store) Release(ctx context.Context, l jetbox.Lease) error {
+	err := retryBusy(ctx, func(ctx context.Context) error {
+		_, err := s.relay.ExecContext(ctx, s.sql(`UPDATE "{t}_lease" SET owner = NULL, holder = NULL, expires_at = 0
+			WHERE shard = 0 AND owner = ? AND epoch = ?`), l.Owner, l.Epoch)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("release lease of outbox %q: %w", s.table, err)
+	}
+	return nil
+}
+
+func (s *Store) lease(ctx context.Context, q queryer) (jetbox.Lease, error) {
+	var (
+		owner, holder  sql.NullString
+		epoch, expires int64
+	)
+	err := q.QueryRowContext(ctx, s.sql(`SELECT owner, holder, epoch, expires_at FROM "{t}_lease" WHERE shard = 0`)).
+		Scan(&owner, &holder, &epoch, &expires)
+	if err != nil {
+		return jetbox.Lease{}, noTables(err)
+	}
+	return jetbox.Lease{Owner: owner.String, Holder: holder.String, Epoch: epoch, Expires: time.UnixMilli(expires)}, nil
+}
+
+// fenced runs f in a transaction of the relay whose first statement is an update
+// of the lease row: it takes the write lock and proves that the lease is still
+// the caller's. It does not ask whether the lease has expired: while nobody has
+// taken it over, nobody else can have sent the rows.
+func (s *Store) fenced(ctx context.Context, l jetbox.Lease, f func(tx *sql.Tx) error) error {
+	return inTx(ctx, s.relay, func(tx *sql.Tx) error {
+		res, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}_lease" SET epoch = epoch
+			WHERE shard = 0 AND owner = ? AND epoch = ?`), l.Owner, l.Epoch)
+		if err != nil {
+			return noTables(err)
+		}
+		n, err := res.RowsAffected()
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return jetbox.ErrLeaseLost
+		}
+		return f(tx)
+	})
+}

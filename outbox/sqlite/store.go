@@ -1,0 +1,84 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+)
+
+// Config names an outbox.
+type Config struct {
+	// Path is the SQLite file. Mandatory. It is created when missing.
+	Path string
+
+	// Table is the outbox's name. Default [DefaultTable].
+	Table string
+}
+
+func (c Config) withDefaults() Config {
+	if c.Table == "" {
+		c.Table = DefaultTable
+	}
+	return c
+}
+
+// Store is an outbox in an SQLite file: what a relay takes its rows from, and
+// what an operator looks into. It is safe for concurrent use. It starts no
+// goroutine.
+type Store struct {
+	table string
+
+	// db is for writers and operators, relay for the relay's own transactions:
+	// one connection, so that its claims, records and prunes take turns.
+	db    *sql.DB
+	relay *sql.DB
+
+	mu       sync.Mutex // guards what follows
+	seen     observedLease
+	changes  int64     // the file's last data_version, as the relay's connection sees it
+	activeAt time.Time // when it last moved
+}
+
+// Open opens the file. It does not create the tables ([Store.Migrate] does), nor
+// look whether they are there ([Store.Check] does). The caller closes the store.
+func Open(ctx context.Context, cfg Config) (*Store, error) {
+	cfg = cfg.withDefaults()
+	if err := checkTable(cfg.Table); err != nil {
+		return nil, err
+	}
+	db, err := OpenDB(ctx, cfg.Path)
+	if err != nil {
+		return nil, err
+	}
+	relay, err := openPool(ctx, cfg.Path, relaySettings, 1)
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return &Store{table: cfg.Table, db: db, relay: relay}, nil
+}
+
+// Close releases the file. Stop the relay first.
+func (s *Store) Close() error {
+	return errors.Join(s.relay.Close(), s.db.Close())
+}
+
+// DB is the pool for writers, as [OpenDB] makes it. It belongs to the store.
+func (s *Store) DB() *sql.DB { return s.db }
+
+// Table is the outbox's name.
+func (s *Store) Table() string { return s.table }
+
+func (s *Store) sql(query string) string { return expand(s.table, query) }
+
+// holder names this process for people.
+func holder() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown host"
+	}
+	return fmt.Sprintf("%s pid %d", host, os.Getpid())
+}
