@@ -49,6 +49,9 @@ type Outcome struct {
 	Stream    string
 	StreamSeq uint64
 
+	// Remove says that a Published row leaves the table with this record.
+	Remove Removal
+
 	// Reason is why it was not published.
 	Reason string
 
@@ -63,6 +66,18 @@ type Outcome struct {
 	// retries or discards that row.
 	Freeze bool
 }
+
+// Removal is what happens to a row with the record of its publication.
+type Removal int
+
+const (
+	// Keep leaves the row for as long as the retention says.
+	Keep Removal = iota
+	// Delete removes it.
+	Delete
+	// Archive moves it to the archive.
+	Archive
+)
 
 // Lease is a relay's right to send a source's rows, or another's.
 type Lease struct {

@@ -83,11 +83,30 @@ func (s *Store) record(ctx context.Context, tx *sql.Tx, outcomes []jetbox.Outcom
 			return err
 		}
 	}
+	var behind bool // whether any key waits at all: most outboxes have none
+	if err := tx.QueryRowContext(ctx, s.sql(`SELECT EXISTS (SELECT 1 FROM "{t}" INDEXED BY "{t}_behind" WHERE hold = 3)`)).
+		Scan(&behind); err != nil {
+		return err
+	}
+	var gone []int64
+	var archive bool
 	for _, o := range outcomes {
-		if o.State != jetbox.Pending && !o.Freeze {
+		if o.State == jetbox.Pending || o.Freeze {
+			continue
+		}
+		if behind {
 			if err := s.wakeKey(bg, tx, o.Pos); err != nil {
 				return err
 			}
+		}
+		if o.State == jetbox.Published && o.Remove != jetbox.Keep {
+			gone = append(gone, o.Pos)
+			archive = o.Remove == jetbox.Archive
+		}
+	}
+	if len(gone) > 0 {
+		if err := s.remove(bg, tx, gone, archive); err != nil {
+			return err
 		}
 	}
 	return s.shrinkRange(ctx, tx)

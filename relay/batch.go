@@ -1,0 +1,172 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/seed-5e04d8fb/jetbox"
+)
+
+// outbound is a row that is about to be published.
+type outbound struct {
+	message
+	row jetbox.Row
+}
+
+// prepare turns rows into messages, and decides at once what needs no broker: rows
+// that are no events, and subjects no stream takes. The error is an outage: then
+// nothing can be sent at all.
+func (s *session) prepare(rows []jetbox.Row) (batch []outbound, outcomes []jetbox.Outcome, outage error) {
+	held := make(map[string]bool) // keys that may not go on behind a row of this batch
+	for _, row := range rows {
+		key := row.Event.OrderingKey()
+		if held[key] {
+			continue // claimed again when the row before it is settled
+		}
+		if row.Fault != nil {
+			outcomes = append(outcomes, s.parked(row, row.Fault, false))
+			held[key] = key != "" && s.cfg.OnDead == Freeze
+			continue
+		}
+		stream, err := s.streams.of(s.ctx, row.Event.Subject)
+		if err != nil {
+			return nil, outcomes, err
+		}
+		if stream == "" {
+			outcomes = append(outcomes, s.failed(row, fmt.Errorf("%w: %s", errNoStream, row.Event.Subject)))
+			held[key] = key != ""
+			continue
+		}
+		batch = append(batch, outbound{message{
+			key:    key,
+			stream: stream,
+			msg: &nats.Msg{
+				Subject: row.Event.Subject,
+				Header:  row.Event.Header(s.cfg.Source),
+				Data:    row.Event.Payload,
+			},
+		}, row})
+	}
+	return batch, outcomes, nil
+}
+
+// publish sends the batch and says what became of each row. The error is an
+// outage, of which only the first cause is told.
+func (s *session) publish(batch []outbound) (outcomes []jetbox.Outcome, outage error) {
+	messages := make([]message, len(batch))
+	for i, b := range batch {
+		messages[i] = b.message
+	}
+	for i, res := range s.engine.publish(s.hard, messages, s.maySend) {
+		b := batch[i]
+		switch {
+		case res.ack != nil:
+			o, err := s.stored(b, res)
+			if err != nil {
+				outage = errors.Join(outage, err)
+				continue
+			}
+			outcomes = append(outcomes, o)
+		case res.err != nil:
+			err := s.explain(b.message, res.err)
+			class := classify(res.err)
+			if class != classOutage {
+				outcomes = append(outcomes, s.failed(b.row, err))
+				continue
+			}
+			s.cfg.Hooks.FailedFunc(classOutage)
+			if b.stream != s.cfg.Stream || errors.Is(err, errDenied) {
+				// Not the relay's business as a whole: the row sleeps, its key
+				// with it, and everything else goes on.
+				outcomes = append(outcomes, s.delayed(b.row, err))
+				continue
+			}
+			if outage == nil {
+				outage = fmt.Errorf("publish %s to %s: %w", b.row.Event.ID, b.row.Event.Subject, err)
+			}
+		}
+	}
+	if outage != nil {
+		s.streams.forget()
+	}
+	return outcomes, outage
+}
+
+// stored is the outcome of a row with a PubAck.
+func (s *session) stored(b outbound, res result) (jetbox.Outcome, error) {
+	if res.ack.Duplicate {
+		id, err := s.streams.storedID(s.hard, res.ack.Stream, res.ack.Sequence)
+		if err != nil {
+			return jetbox.Outcome{}, err
+		}
+		// The broker drops by message ID alone, whatever the content. Another
+		// event under our key means that ours is not on the stream and never
+		// will be.
+		if want := b.msg.Header.Get(jetbox.HeaderCEID); id != "" && id != want {
+			return s.parked(b.row, fmt.Errorf("idempotency key %q is taken: message %d of stream %s carries event %s",
+				b.row.Event.Key, res.ack.Sequence, res.ack.Stream, id), true), nil
+		}
+		s.cfg.Logger.LogAttrs(s.ctx, slog.LevelInfo, "broker had the event already",
+			slog.String("event", b.row.Event.ID), slog.String("stream", res.ack.Stream),
+			slog.Uint64("stream_seq", res.ack.Sequence))
+	}
+	s.cfg.Hooks.PublishedFunc(res.took, time.Since(b.row.Event.Time), res.ack.Duplicate)
+	return jetbox.Outcome{
+		Pos:       b.row.Pos,
+		State:     jetbox.Published,
+		Stream:    res.ack.Stream,
+		StreamSeq: res.ack.Sequence,
+		Remove:    s.cfg.removal(),
+	}, nil
+}
+
+// failed is the outcome of a row that was refused for itself.
+func (s *session) failed(row jetbox.Row, err error) jetbox.Outcome {
+	if classify(err) == classPermanent {
+		return s.parked(row, err, true)
+	}
+	attempt := row.Attempts + 1
+	if attempt >= s.cfg.MaxAttempts {
+		return s.parked(row, fmt.Errorf("gave up after %d attempts: %w", attempt, err), true)
+	}
+	s.cfg.Hooks.FailedFunc(classRow)
+	return jetbox.Outcome{
+		Pos:       row.Pos,
+		State:     jetbox.Pending,
+		Reason:    err.Error(),
+		Attempted: true,
+		Delay:     s.retry.After(attempt),
+	}
+}
+
+// restAttempt paces the next try of a row whose own stream, or permission, is
+// missing: as after this many failures, since each try costs a whole ackTimeout.
+const restAttempt = 4
+
+// delayed is the outcome of a row that an outage concerns and not the others.
+func (s *session) delayed(row jetbox.Row, err error) jetbox.Outcome {
+	return jetbox.Outcome{
+		Pos:    row.Pos,
+		State:  jetbox.Pending,
+		Reason: err.Error(),
+		Delay:  s.retry.After(restAttempt),
+	}
+}
+
+// parked is the outcome of a row that cannot be published.
+func (s *session) parked(row jetbox.Row, err error, attempted bool) jetbox.Outcome {
+	s.cfg.Hooks.FailedFunc(classPermanent)
+	s.cfg.Logger.LogAttrs(s.ctx, slog.LevelWarn, "event parked",
+		slog.String("event", row.Event.ID), slog.Int64("row", row.Pos), slog.Any("err", err))
+	return jetbox.Outcome{
+		Pos:       row.Pos,
+		State:     jetbox.DeadLetter,
+		Reason:    err.Error(),
+		Attempted: attempted,
+		Freeze:    s.cfg.OnDead == Freeze && row.Event.OrderingKey() != "",
+	}
+}

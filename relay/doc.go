@@ -1,0 +1,27 @@
+// Package relay moves committed events from an outbox to a JetStream stream.
+//
+// Nothing committed is lost: an event is recorded as published only after the
+// stream has acknowledged it. A crash between the two leaves its outcome
+// unknown. Whoever finds it so sends it again under the same Nats-Msg-Id, and
+// the broker drops the repeat inside its duplicate window. Events of one
+// ordering key are stored in the order of their row ids, one of them on the wire
+// at a time, also when one fails, when a relay dies and when another takes over.
+//
+// A relay works while it holds the lease of its source; others stand by. Every
+// write is fenced by the lease's epoch, every send by the relay's own monotonic
+// clock. It never waits for the network with a database transaction open.
+//
+// Failures are of four classes. An outage (broker away, stream missing or full,
+// permission refused) stops sending, counts against no row and heals without a
+// restart. A row that can never be published is parked at once; one refused for
+// itself alone is tried again with growing delays, holding back its own key, and
+// parked after MaxAttempts. And when the outcome cannot be recorded the relay
+// keeps it in hand and publishes nothing more until it can.
+//
+// A Relay does not order events across keys.
+//
+// Not done yet: looking on the stream for rows of unknown outcome that are older
+// than the duplicate window (they are sent again, so beyond the window a second
+// copy is possible), healing a broker that lost data, and publishing by fast
+// batches.
+package relay

@@ -1,0 +1,109 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+)
+
+// Role is what a relay is doing.
+type Role string
+
+const (
+	// RoleStarting has not reached its source yet.
+	RoleStarting Role = "starting"
+	// RoleActive holds the lease and publishes.
+	RoleActive Role = "active"
+	// RoleStandby waits for another relay's lease to end.
+	RoleStandby Role = "standby"
+	// RoleStopped has returned from Run.
+	RoleStopped Role = "stopped"
+)
+
+// Health is whether rows can flow. It is a plain value.
+type Health struct {
+	Role Role
+
+	// Ready reports that nothing known keeps rows from flowing: through this
+	// relay, or through the one it stands by for.
+	Ready bool
+
+	// Reason says what is wrong, or who works while this one stands by.
+	Reason string
+}
+
+// part is what a relay depends on; each has at most one fault at a time.
+type part int
+
+const (
+	partDatabase part = iota
+	partBroker
+	partPublish
+	partRecord
+	parts
+)
+
+func (p part) String() string {
+	return [...]string{"database", "broker", "publish", "record"}[p]
+}
+
+type health struct {
+	mu     sync.Mutex // guards what follows
+	role   Role
+	holder string
+	faults [parts]error
+}
+
+// Health says whether rows can flow. It is safe for concurrent use.
+func (r *Relay) Health() Health {
+	h := &r.health
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.role == "" {
+		return Health{Role: RoleStarting, Reason: "has not reached its outbox yet"}
+	}
+	if err := errors.Join(h.faults[:]...); err != nil {
+		return Health{Role: h.role, Reason: err.Error()}
+	}
+	switch h.role {
+	case RoleStandby:
+		return Health{Role: h.role, Ready: true, Reason: "standing by for " + h.holder}
+	case RoleStopped:
+		return Health{Role: h.role, Reason: "stopped"}
+	default:
+		return Health{Role: h.role, Ready: true}
+	}
+}
+
+func (h *health) setRole(role Role, holder string) (changed bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	changed = h.role != role || h.holder != holder
+	h.role, h.holder = role, holder
+	if role != RoleActive {
+		// What kept this relay from publishing or recording is no longer its
+		// business; whether it can reach broker and database still is.
+		h.faults[partPublish], h.faults[partRecord] = nil, nil
+	}
+	return changed
+}
+
+// fault notes that a part fails, or with a nil error that it works. Only changes
+// are logged.
+func (r *Relay) fault(ctx context.Context, p part, err error) {
+	r.health.mu.Lock()
+	before := r.health.faults[p]
+	if err != nil {
+		err = fmt.Errorf("%v: %w", p, err)
+	}
+	r.health.faults[p] = err
+	r.health.mu.Unlock()
+	switch {
+	case err != nil && (before == nil || before.Error() != err.Error()):
+		r.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "not ready", slog.Any("err", err))
+	case err == nil && before != nil:
+		r.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "works again", slog.String("part", p.String()))
+	}
+}

@@ -1,0 +1,190 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+
+	"github.com/seed-5e04d8fb/jetbox"
+)
+
+// session is the time a relay holds one lease.
+type session struct {
+	*Relay
+	lease jetbox.Lease
+
+	// ctx ends with the stop, or when the lease is lost: nothing new begins.
+	// hard ends DrainTimeout later: what has begun is given up.
+	ctx, hard context.Context
+
+	// until is when the lease ends, in nanoseconds of our own monotonic clock
+	// since began. Wall clocks jump, and other hosts' clocks differ.
+	began time.Time
+	until atomic.Int64
+}
+
+// extend sets the end of the lease, counted from before it was asked for.
+func (s *session) extend(asked time.Time) {
+	if s.began.IsZero() {
+		s.began = asked
+	}
+	s.until.Store(int64(asked.Sub(s.began) + s.cfg.Lease))
+}
+
+// maySend reports whether another message may be sent: neither stopped nor past
+// the end of the lease. A relay that slept through its lease finds it past.
+func (s *session) maySend() (ok bool) {
+	return s.ctx.Err() == nil && time.Since(s.began) < time.Duration(s.until.Load())
+}
+
+// keepLease renews the lease, whatever the batches do, until ctx is done. When
+// another relay has it, lost is called.
+func (s *session) keepLease(lost context.CancelCauseFunc) {
+	for {
+		pause(s.ctx, s.cfg.Lease/3)
+		if s.ctx.Err() != nil {
+			return
+		}
+		asked := time.Now()
+		l, err := s.src.Acquire(s.ctx, s.owner, s.cfg.Lease)
+		switch {
+		case err != nil:
+			// Not fatal: until another relay takes it, the lease is ours. But
+			// nothing is sent past its end.
+			s.fault(s.ctx, partDatabase, fmt.Errorf("renew lease: %w", err))
+		case !l.Held || l.Epoch != s.lease.Epoch:
+			lost(jetbox.ErrLeaseLost)
+			return
+		default:
+			s.extend(asked)
+		}
+	}
+}
+
+// loop claims, publishes and records until there is an end to the session: nil
+// after a stop, ErrLeaseLost after a takeover.
+func (s *session) loop() error {
+	wait := s.outageBackoff()
+	for s.ctx.Err() == nil {
+		rows, err := s.claim()
+		if errors.Is(err, jetbox.ErrLeaseLost) {
+			return err
+		}
+		if err == nil && len(rows) > 0 {
+			err = s.work(rows)
+			if errors.Is(err, jetbox.ErrLeaseLost) {
+				return err
+			}
+		}
+		switch {
+		case err != nil:
+			pause(s.ctx, wait.NextBackOff())
+		case len(rows) == 0:
+			wait.Reset()
+			s.idle()
+		default:
+			wait.Reset()
+		}
+	}
+	return nil
+}
+
+// outageBackoff paces the loop while broker or database are away.
+func (s *session) outageBackoff() backoff.BackOff {
+	const first, most = 100 * time.Millisecond, 5 * time.Second
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(first),
+		backoff.WithMaxInterval(min(most, max(first, s.cfg.MaxBackoff))),
+		backoff.WithMaxElapsedTime(0),
+	)
+}
+
+func (s *session) claim() ([]jetbox.Row, error) {
+	rows, err := s.src.Claim(s.ctx, s.lease, s.cfg.Batch)
+	if err != nil && s.ctx.Err() == nil {
+		s.fault(s.ctx, partDatabase, err)
+		return nil, err
+	}
+	if err == nil {
+		s.fault(s.ctx, partDatabase, nil)
+	}
+	return rows, err
+}
+
+func (s *session) idle() {
+	t := time.NewTimer(s.cfg.PollInterval)
+	defer t.Stop()
+	select {
+	case <-s.wake:
+	case <-t.C:
+	case <-s.ctx.Done():
+	}
+}
+
+// work publishes one batch and records what became of it. The error is an outage
+// that the loop waits out, or ErrLeaseLost.
+func (s *session) work(rows []jetbox.Row) error {
+	batch, outcomes, outage := s.prepare(rows)
+	if len(batch) > 0 {
+		var more []jetbox.Outcome
+		more, outage = s.publish(batch)
+		outcomes = append(outcomes, more...)
+	}
+	if s.ctx.Err() == nil {
+		s.fault(s.ctx, partPublish, outage)
+	}
+	if err := s.record(outcomes); err != nil {
+		return err
+	}
+	return outage
+}
+
+// record writes outcomes, for as long as it takes: what the broker has must be
+// recorded before anything else is published, or a full disk makes the relay
+// publish the same rows for ever. The stream has them even when ctx is done
+// already; a clean stop must not publish the whole batch again.
+func (s *session) record(outcomes []jetbox.Outcome) error {
+	if len(outcomes) == 0 {
+		return nil
+	}
+	wait := s.outageBackoff()
+	for {
+		err := s.src.Record(s.hard, s.lease, outcomes)
+		if err == nil {
+			s.fault(s.ctx, partRecord, nil)
+			return nil
+		}
+		if errors.Is(err, jetbox.ErrLeaseLost) || s.hard.Err() != nil {
+			return err
+		}
+		s.cfg.Hooks.FailedFunc(classRecord)
+		s.fault(s.ctx, partRecord, fmt.Errorf("cannot record outcomes, publishing stops: %w", err))
+		pause(s.hard, wait.NextBackOff())
+	}
+}
+
+// prune removes rows past their retention, from time to time. Where rows leave
+// the table as they are recorded, it finds those that an earlier setting kept.
+func (s *session) prune() {
+	p, ok := s.src.(Pruner)
+	if !ok {
+		return
+	}
+	keep := max(0, s.cfg.Retention)
+	if s.cfg.Archive {
+		keep = 0
+	}
+	every := min(time.Minute, max(time.Second, keep/10))
+	for s.ctx.Err() == nil {
+		_, err := p.Prune(s.ctx, s.lease, time.Now().Add(-keep), s.cfg.Archive)
+		if err != nil && s.ctx.Err() == nil && !errors.Is(err, jetbox.ErrLeaseLost) {
+			s.cfg.Logger.LogAttrs(s.ctx, slog.LevelWarn, "prune failed, will retry", slog.Any("err", err))
+		}
+		pause(s.ctx, every)
+	}
+}
