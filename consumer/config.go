@@ -1,0 +1,157 @@
+package consumer
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Config names the durable consumer and tunes how its messages are handled.
+// Stream and Durable are mandatory, the rest has defaults.
+type Config struct {
+	// Stream is the stream to consume, Durable the fixed name of the consumer
+	// on it. Instances that share both share the work. Once a message was
+	// handled under a name, renaming means starting at the first message.
+	Stream  string
+	Durable string
+
+	// FilterSubjects select messages, wildcards allowed. Default: all.
+	FilterSubjects []string
+
+	// MaxDeliver is how often a message is delivered before it becomes a dead
+	// letter, and AckWait how long the server waits for a sign of life. They
+	// are used when the consumer is created; on an existing one its own
+	// settings decide, and a difference is logged. Default 5 and 30s.
+	MaxDeliver int
+	AckWait    time.Duration
+
+	// Workers is how many handlers run at the same time. Default 1.
+	Workers int
+
+	// Backoff is the delay after the first failed delivery; it doubles up to
+	// MaxBackoff, with a tenth of jitter. Default 1s and 1m.
+	Backoff    time.Duration
+	MaxBackoff time.Duration
+
+	// HandleTimeout is how long a handler may take. Then its context is
+	// canceled. A handler that still does not return keeps its worker, but the
+	// server is told no more that somebody works on the message, and delivers
+	// it again. Default 5m.
+	HandleTimeout time.Duration
+
+	// DrainTimeout is how long handlers may go on after Run was told to stop.
+	// Then their contexts are canceled. Default 10s.
+	DrainTimeout time.Duration
+
+	// DeadLetters stores what cannot be handled. Nil leaves it to a router of
+	// advisories: see the package comment for what that loses.
+	DeadLetters DeadLetters
+
+	// MaxHeld is how many messages may wait at once for DeadLetters to store
+	// them. With that many, nothing more is pulled. Default 128.
+	MaxHeld int
+
+	// Logger receives changes of state and failed attempts. Default
+	// [slog.Default].
+	Logger *slog.Logger
+
+	// HandledFunc is called for every delivery that was settled, with the time
+	// the handler took. DuplicateFunc is called for every delivery whose effect
+	// a ledger had seen already. Both run on the goroutine of a worker and must
+	// not block. Optional.
+	HandledFunc   func(d *Delivery, v Verdict, took time.Duration)
+	DuplicateFunc func(d *Delivery)
+}
+
+// Verdict is what became of one delivery: a label for metrics.
+type Verdict string
+
+const (
+	// Ack means handled, or seen by a ledger before.
+	Ack Verdict = "ack"
+	// Nak means failed, to be delivered again.
+	Nak Verdict = "nak"
+	// Term means failed for good, parked as a dead letter where there are any.
+	Term Verdict = "term"
+	// Skip means not for this consumer and acknowledged without a handler: the
+	// replay of another consumer's dead letter, or a marker of the server.
+	Skip Verdict = "skip"
+)
+
+func (c Config) withDefaults() Config {
+	set(&c.MaxDeliver, 5)
+	set(&c.AckWait, 30*time.Second)
+	set(&c.Workers, 1)
+	set(&c.Backoff, time.Second)
+	set(&c.MaxBackoff, max(time.Minute, c.Backoff))
+	set(&c.HandleTimeout, 5*time.Minute)
+	set(&c.DrainTimeout, 10*time.Second)
+	set(&c.MaxHeld, 128)
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+func set[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// validate is called on a Config with its defaults.
+func (c Config) validate() error {
+	for _, f := range []struct{ name, value string }{{"Stream", c.Stream}, {"Durable", c.Durable}} {
+		if f.value == "" || strings.ContainsAny(f.value, " \t\r\n.*>/\\") {
+			return fmt.Errorf("consumer: %s is %q, want a name without blanks, dots, slashes and wildcards", f.name, f.value)
+		}
+	}
+	if i := slices.Index(c.FilterSubjects, ""); i >= 0 {
+		return fmt.Errorf("consumer: FilterSubjects[%d] is empty, want a subject", i)
+	}
+	for _, f := range []struct {
+		name  string
+		value int
+	}{{"MaxDeliver", c.MaxDeliver}, {"Workers", c.Workers}, {"MaxHeld", c.MaxHeld}} {
+		if f.value < 1 {
+			return fmt.Errorf("consumer: %s is %d, want a positive count", f.name, f.value)
+		}
+	}
+	for _, f := range []struct {
+		name  string
+		value time.Duration
+	}{
+		{"AckWait", c.AckWait},
+		{"Backoff", c.Backoff},
+		{"MaxBackoff", c.MaxBackoff},
+		{"HandleTimeout", c.HandleTimeout},
+		{"DrainTimeout", c.DrainTimeout},
+	} {
+		if f.value <= 0 {
+			return fmt.Errorf("consumer: %s is %v, want a positive duration", f.name, f.value)
+		}
+	}
+	if c.MaxBackoff < c.Backoff {
+		return fmt.Errorf("consumer: MaxBackoff is %v, want at least Backoff (%v)", c.MaxBackoff, c.Backoff)
+	}
+	return nil
+}
+
+// server is the consumer to create. BackOff stays empty: the delays are ours,
+// and the server's would replace AckWait and add up with them. InactiveThreshold
+// stays 0: it deletes durable consumers too, with their position.
+func (c Config) server() jetstream.ConsumerConfig {
+	return jetstream.ConsumerConfig{
+		Durable:        c.Durable,
+		DeliverPolicy:  jetstream.DeliverAllPolicy,
+		AckPolicy:      jetstream.AckExplicitPolicy,
+		AckWait:        c.AckWait,
+		MaxDeliver:     c.MaxDeliver,
+		FilterSubjects: c.FilterSubjects,
+	}
+}

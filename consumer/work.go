@@ -1,0 +1,151 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"strconv"
+	"time"
+
+	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/internal/delay"
+)
+
+// What a client answers to a delivery. The answers are published to the
+// message's reply subject without waiting: a confirmed ack costs a round trip
+// per message and is still forgotten by a server that is killed.
+const (
+	ackAck      = "+ACK"
+	ackNak      = "-NAK"
+	ackProgress = "+WPI"
+	ackTerm     = "+TERM"
+)
+
+// handlerGrace is how long a handler may take to notice that its context was
+// canceled before its message is left to be delivered again.
+const handlerGrace = 5 * time.Second
+
+// work hands messages to the handler until there are no more.
+func (r *run) work() {
+	ended := false
+	defer func() {
+		// runtime.Goexit in a handler ends this goroutine: another takes over.
+		if !ended {
+			r.workers.Go(r.work)
+		}
+	}()
+	for m := range r.ready {
+		r.handle(m)
+	}
+	ended = true
+}
+
+// handle runs the handler and settles the message. The verdict is reached in a
+// deferred call, which runs after a return, a panic and runtime.Goexit alike: a
+// handler that did not return nil never has its message acknowledged.
+func (r *run) handle(m *message) {
+	if m.d.skip() {
+		r.settle(m, Skip, 0, ackAck)
+		return
+	}
+	if !r.intend(m) {
+		return
+	}
+	ctx, cancel := context.WithTimeoutCause(r.drainCtx, r.cfg.HandleTimeout, ErrHandleTimeout)
+	defer cancel()
+	start := time.Now()
+	r.hand.start(m, start.Add(r.cfg.HandleTimeout+handlerGrace))
+	err := ErrGoexit
+	defer func() {
+		if p := recover(); p != nil {
+			err = &PanicError{Value: p, Stack: debug.Stack()}
+		}
+		if cause := context.Cause(ctx); err != nil && cause != nil && errors.Is(err, ctx.Err()) {
+			err = fmt.Errorf("%w: %w", cause, err)
+		}
+		r.judge(m, err, time.Since(start))
+	}()
+	err = r.handler(ctx, m.d)
+}
+
+// judge turns what the handler returned into a verdict.
+func (r *run) judge(m *message, err error, took time.Duration) {
+	overdue := r.hand.stop(m)
+	switch {
+	case err == nil:
+		if m.d.duplicate && r.cfg.DuplicateFunc != nil {
+			r.cfg.DuplicateFunc(m.d)
+		}
+		r.withdraw(m, func() { r.settle(m, Ack, took, ackAck) })
+
+	case jetbox.IsPermanent(err):
+		r.failed("permanent error, parking", m, err)
+		r.park(m, jetbox.ReasonTerminated, err, func() { r.handled(m, Term, took) })
+
+	case m.d.Last && r.cfg.DeadLetters != nil:
+		r.failed("last delivery failed, parking", m, err)
+		r.park(m, jetbox.ReasonMaxDeliveries, err, func() { r.handled(m, Term, took) })
+
+	case overdue:
+		// The server has given it to somebody else, or will. Acks are not
+		// fenced: a nak now would hit that delivery.
+		r.failed("overdue handler failed", m, err)
+		r.settle(m, Nak, took, "")
+
+	case m.d.Last:
+		// Nothing comes after this one; without a delay the server says so
+		// (MAX_DELIVERIES) as soon as somebody pulls.
+		r.failed("last delivery failed", m, err)
+		r.settle(m, Nak, took, ackNak)
+
+	default:
+		d := r.delay(m)
+		r.failed("handler failed, will retry", m, err, slog.Duration("delay", d))
+		r.nak(m, d)
+		r.settle(m, Nak, took, "")
+	}
+}
+
+func (r *run) failed(text string, m *message, err error, attrs ...slog.Attr) {
+	attrs = append(append(m.attrs(), attrs...), slog.Any("err", err))
+	r.cfg.Logger.LogAttrs(r.drainCtx, slog.LevelWarn, text, attrs...)
+}
+
+// delay is how long this failed delivery waits for the next one.
+func (r *run) delay(m *message) time.Duration {
+	p := delay.Policy{Initial: r.cfg.Backoff, Max: r.cfg.MaxBackoff}
+	return p.After(int(min(m.d.NumDelivered, 64)))
+}
+
+// settle sends the answer, if any, and lets go of the message.
+func (r *run) settle(m *message, v Verdict, took time.Duration, answer string) {
+	if answer != "" {
+		r.send(m, answer)
+	}
+	r.hand.remove(m)
+	r.handled(m, v, took)
+}
+
+func (r *run) handled(m *message, v Verdict, took time.Duration) {
+	if r.cfg.HandledFunc != nil {
+		r.cfg.HandledFunc(m.d, v, took)
+	}
+}
+
+// nak asks for another delivery after d. With the server's BackOff empty the
+// delay is exact.
+func (r *run) nak(m *message, d time.Duration) {
+	r.hand.handedBack(m)
+	r.send(m, ackNak+` {"delay":`+strconv.FormatInt(d.Nanoseconds(), 10)+`}`)
+}
+
+// send answers a delivery. An answer that cannot be sent is no more lost than
+// one the server forgets: the message is delivered again.
+func (r *run) send(m *message, answer string) {
+	if err := r.nc.Publish(m.msg.Reply, []byte(answer)); err != nil {
+		r.cfg.Logger.LogAttrs(r.drainCtx, slog.LevelWarn, "answer not sent, the server will deliver again",
+			append(m.attrs(), slog.String("answer", answer), slog.Any("err", err))...)
+	}
+}
