@@ -1,0 +1,97 @@
+package dlq
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+)
+
+// Config names the streams that hold dead letters and advisories. The zero
+// value is ready to use.
+type Config struct {
+	// Stream is the dead-letter stream. Default "DLQ".
+	Stream string
+
+	// Prefix is the first part of every letter's subject. It must lie outside
+	// the subjects of the event streams, or letters are consumed as events.
+	// Default "dlq".
+	Prefix string
+
+	// Advisories is the stream that captures what the server says about
+	// exhausted and terminated messages. Default "JETBOX_ADVISORIES".
+	Advisories string
+
+	// Replicas is how many servers keep a stream that Setup creates. Default 1.
+	Replicas int
+
+	// Grace is how old an intent is when it counts as a letter: at least the
+	// ack wait of the consumers. Default 30s.
+	Grace time.Duration
+
+	// RoutedFunc is called after a letter became open, with its reason, on the
+	// goroutine that reported the failure. Default: nothing.
+	RoutedFunc func(reason string)
+
+	// Logger gets what a Router has nobody to return to. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+func (c Config) withDefaults() Config {
+	if c.Stream == "" {
+		c.Stream = "DLQ"
+	}
+	if c.Prefix == "" {
+		c.Prefix = "dlq"
+	}
+	if c.Advisories == "" {
+		c.Advisories = "JETBOX_ADVISORIES"
+	}
+	if c.Replicas == 0 {
+		c.Replicas = 1
+	}
+	if c.Grace == 0 {
+		c.Grace = 30 * time.Second
+	}
+	if c.RoutedFunc == nil {
+		c.RoutedFunc = func(string) {}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	for _, f := range [...]struct{ field, name string }{{"Stream", c.Stream}, {"Advisories", c.Advisories}} {
+		if !validName(f.name) {
+			return fmt.Errorf("dlq: %s is %q, want a stream name without blanks, dots, wildcards or slashes", f.field, f.name)
+		}
+	}
+	for _, token := range strings.Split(c.Prefix, ".") {
+		if !validName(token) {
+			return fmt.Errorf("dlq: Prefix is %q, want a subject without blanks, wildcards or empty tokens", c.Prefix)
+		}
+	}
+	if strings.HasPrefix(c.Prefix, "$") {
+		return fmt.Errorf("dlq: Prefix is %q, want one without a leading $, which is the server's", c.Prefix)
+	}
+	if c.Stream == c.Advisories {
+		return fmt.Errorf("dlq: Stream and Advisories are both %q, want two streams", c.Stream)
+	}
+	if c.Replicas < 0 {
+		return fmt.Errorf("dlq: Replicas is %d, want a positive count", c.Replicas)
+	}
+	if c.Grace < 0 {
+		return fmt.Errorf("dlq: Grace is %v, want a positive duration", c.Grace)
+	}
+	return nil
+}
+
+// validName reports whether s can be the name of a stream or consumer, which
+// is also what can be one token of a subject.
+func validName(s string) (valid bool) {
+	return s != "" && !strings.ContainsAny(s, ".*>/\\") && !strings.ContainsFunc(s, func(r rune) bool {
+		return r <= ' ' || r == 0x7f
+	})
+}

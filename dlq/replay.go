@@ -1,0 +1,280 @@
+package dlq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strconv"
+	"time"
+
+	jetbox "github.com/seed-5e04d8fb/jetbox"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// replayInfix stands between a letter's ID and the number of the replay in the
+// replay's message ID. The ID names consumer and original, so the replays of
+// two consumers' letters of one message are no duplicates of each other.
+const replayInfix = "/replay/"
+
+func replayID(l Letter) string { return l.ID + replayInfix + strconv.Itoa(l.Replays) }
+
+// Replay publishes a letter's message again on its original subject, for the
+// consumer it failed at, and returns the letter as it is then. Its message ID
+// is fresh, so that the duplicate window does not swallow it; its
+// Idempotency-Key is the same as ever, so that a ledger still knows it.
+//
+// A letter that another replay has left replaying is taken over: its message is
+// looked for on the stream and published only when it is not there. Of several
+// operators at one letter, one succeeds and the others get an error that wraps
+// jetbox.ErrLetterGone, as does everybody for a letter that is closed, and for
+// an intent younger than Config.Grace.
+//
+// After any other error call Replay again. A letter whose replay the stream
+// refused is open again.
+func (s *Letters) Replay(ctx context.Context, id string) (Letter, error) {
+	l, err := s.Show(ctx, id)
+	if err != nil {
+		return Letter{}, err
+	}
+	if !l.waits(time.Now(), s.cfg.Grace) && l.State != StateReplaying {
+		return Letter{}, s.notNow(l, "replayed")
+	}
+	l, err = s.replay(ctx, l)
+	if err != nil {
+		return Letter{}, fmt.Errorf("replay letter %s: %w", id, err)
+	}
+	return l, nil
+}
+
+func (s *Letters) replay(ctx context.Context, l Letter) (Letter, error) {
+	st, err := s.js.Stream(ctx, l.Stream)
+	if err != nil {
+		return Letter{}, fmt.Errorf("look up stream %s: %w", l.Stream, err)
+	}
+	info := st.CachedInfo()
+	if info.Config.SubjectTransform != nil {
+		return Letter{}, fmt.Errorf("stream %s transforms subjects, and the one that %s was published on is not known", l.Stream, l.Subject)
+	}
+	original, err := s.complete(ctx, l)
+	if err != nil {
+		return Letter{}, err
+	}
+	takeover := l.State == StateReplaying
+	if !takeover {
+		l.State = StateReplaying
+		l.Replays++
+		l.replayFrom, l.ReplaySeq = info.State.LastSeq, 0
+	}
+	original.Replays = l.Replays
+	m := replayMessage(original)
+	size := headerSize(m.Header) + headerSize(nats.Header{jetstream.ExpectedStreamHeader: {l.Stream}}) + len(m.Data)
+	if most := s.limits(info.Config.MaxMsgSize).message; size > most {
+		return Letter{}, fmt.Errorf("the message has %d bytes with its replay headers, the broker takes %d", size, most)
+	}
+	// Also a takeover writes: it stops whoever began this replay from closing
+	// the letter too, so that two never report the same success.
+	l, err = s.put(ctx, l, l.Seq)
+	if err != nil {
+		return Letter{}, err
+	}
+	began := time.Now()
+	if err := s.step("replaying stored"); err != nil {
+		return Letter{}, err
+	}
+	var seq uint64
+	if takeover {
+		if seq, err = s.findReplay(ctx, l); err != nil {
+			return Letter{}, err
+		}
+	}
+	if seq == 0 {
+		if seq, err = s.publishReplay(ctx, l, m, began, info.Config.Duplicates); err != nil {
+			return Letter{}, err
+		}
+	}
+	if err := s.step("replay published"); err != nil {
+		return Letter{}, err
+	}
+	return s.finishReplay(ctx, l, seq)
+}
+
+// finishReplay closes the letter. The message is on the stream by now, so it is
+// done even when ctx has just ended.
+func (s *Letters) finishReplay(ctx context.Context, l Letter, seq uint64) (Letter, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*askTimeout)
+	defer cancel()
+	l.State, l.ReplaySeq = StateReplayed, seq
+	done, err := s.put(ctx, l, l.Seq)
+	conflict, ok := errors.AsType[*conflictError](err)
+	if ok && conflict.current != nil && conflict.current.Replays == l.Replays && conflict.current.inHand() {
+		// The consumer was faster: it has the message already, and said so.
+		return *conflict.current, nil
+	}
+	return done, err
+}
+
+// inHand reports whether a consumer, and no other operator, wrote about the
+// last replay: it failed again, or its intent was withdrawn.
+func (l Letter) inHand() (by bool) {
+	return l.State == StateOpen || l.State == StateIntent || l.State == StateReplayed && l.ReplaySeq == 0
+}
+
+// complete returns the letter with what it could not hold, read from the
+// original if the stream still has it.
+func (s *Letters) complete(ctx context.Context, l Letter) (Letter, error) {
+	if !l.PayloadMissing && !l.HeadersTrimmed {
+		return l, nil
+	}
+	m, err := s.get(ctx, l.Stream, getRequest{Seq: l.StreamSeq})
+	switch {
+	case err == nil && m.time.Equal(l.Stored) && !m.badHeader:
+		l.Subject, l.Payload, l.Header = m.subject, m.data, travelling(m.header)
+		if id := nats.Header(m.header).Get(jetbox.HeaderMsgID); id != "" && len(l.Header[jetbox.HeaderIdempotencyKey]) == 0 {
+			l.Header[jetbox.HeaderIdempotencyKey] = []string{wireValue(id)}
+		}
+		return l, nil
+	case err != nil && !errors.Is(err, jetstream.ErrMsgNotFound):
+		return Letter{}, fmt.Errorf("read the original: %w", err)
+	case l.PayloadMissing:
+		return Letter{}, errors.New("payload unavailable: neither the letter nor the stream has it")
+	default:
+		return l, nil // some application headers are lost, the event is not
+	}
+}
+
+// replayMessage returns the original message as it is published again.
+func replayMessage(l Letter) *nats.Msg {
+	m := nats.NewMsg(l.Subject)
+	m.Data = l.Payload
+	maps.Copy(m.Header, l.Header)
+	for name := range m.Header {
+		if hasPrefixFold(name, "jetbox-") {
+			delete(m.Header, name)
+		}
+	}
+	m.Header.Set(jetbox.HeaderMsgID, replayID(l))
+	m.Header.Set(jetbox.HeaderLetter, l.ID)
+	m.Header.Set(jetbox.HeaderReplayFor, l.Stream+"/"+l.Consumer)
+	if m.Header.Get(jetbox.HeaderIdempotencyKey) == "" {
+		// A foreign message without any key: at least all its replays share one.
+		m.Header.Set(jetbox.HeaderIdempotencyKey, l.ID)
+	}
+	return m
+}
+
+// publishReplay publishes m and returns its stream sequence.
+func (s *Letters) publishReplay(ctx context.Context, l Letter, m *nats.Msg, began time.Time, window time.Duration) (uint64, error) {
+	for attempt := 1; ; attempt++ {
+		// Whoever takes the letter over publishes under the same message ID.
+		// Only within the duplicate window that makes one message of two.
+		if since := time.Since(began); window > 0 && since > window/2 {
+			return 0, fmt.Errorf("publishing takes %v, half of stream %s's duplicate window has passed: run it again to look first", since, l.Stream)
+		}
+		ack, err := s.publish(ctx, m, l.Stream)
+		switch {
+		case err == nil:
+			return ack.Sequence, nil
+		case refused(err), errors.Is(err, jetstream.ErrNoStreamResponse):
+			return 0, s.reopen(ctx, l, err)
+		case attempt == askAttempts:
+			return 0, fmt.Errorf("publish to %s: %w", l.Subject, err)
+		}
+		if err := sleep(ctx, askPause<<attempt); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// reopen puts a letter back whose replay no stream took. It returns why.
+func (s *Letters) reopen(ctx context.Context, l Letter, cause error) error {
+	cause = fmt.Errorf("publish to %s: %w", l.Subject, cause)
+	l.State = StateOpen
+	if _, err := s.put(ctx, l, l.Seq); err != nil {
+		return errors.Join(cause, err)
+	}
+	return cause
+}
+
+// findReplay returns the stream sequence of the letter's replay, or 0.
+func (s *Letters) findReplay(ctx context.Context, l Letter) (uint64, error) {
+	st, err := s.js.Stream(ctx, l.Stream)
+	if err != nil {
+		return 0, fmt.Errorf("look up stream %s: %w", l.Stream, err)
+	}
+	info := st.CachedInfo()
+	from := l.replayFrom + 1
+	if l.replayFrom > info.State.LastSeq {
+		from = 1 // created anew since, or restored from a backup
+	}
+	id := replayID(l)
+	var found uint64
+	match := func(m *record) (more bool) {
+		if nats.Header(m.header).Get(jetbox.HeaderMsgID) == id {
+			found = m.seq
+		}
+		return found == 0
+	}
+	if info.Config.Retention == jetstream.LimitsPolicy {
+		err = scan(ctx, st, l.Subject, from, true, match)
+	} else {
+		err = s.walk(ctx, l.Stream, l.Subject, from, info.State.LastSeq, match)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("look for message %s: %w", id, err)
+	}
+	return found, nil
+}
+
+// walk is scan for streams that a second consumer would disturb: work-queue
+// streams refuse it. It costs a round trip per message, of which such streams
+// keep only the unhandled.
+func (s *Letters) walk(ctx context.Context, stream, subject string, from, last uint64, fn func(*record) (more bool)) error {
+	for from <= last {
+		m, err := s.get(ctx, stream, getRequest{Seq: from, NextSubject: subject})
+		switch {
+		case errors.Is(err, jetstream.ErrMsgNotFound):
+			return nil
+		case err != nil:
+			return err
+		case m.seq > last || !fn(m):
+			return nil
+		}
+		from = m.seq + 1
+	}
+	return nil
+}
+
+// Discard closes a letter for good and drops its payload. It returns an error
+// that wraps jetbox.ErrLetterGone for a letter that does not wait for a person.
+func (s *Letters) Discard(ctx context.Context, id string) (Letter, error) {
+	l, err := s.Show(ctx, id)
+	if err != nil {
+		return Letter{}, err
+	}
+	if !l.waits(time.Now(), s.cfg.Grace) {
+		return Letter{}, s.notNow(l, "discarded")
+	}
+	l.State, l.Header, l.Payload = StateDiscarded, nil, nil
+	l, err = s.put(ctx, l, l.Seq)
+	if err != nil {
+		return Letter{}, fmt.Errorf("discard letter %s: %w", id, err)
+	}
+	return l, nil
+}
+
+// notNow says why a letter cannot be replayed or discarded.
+func (s *Letters) notNow(l Letter, verb string) error {
+	why := "is " + string(l.State)
+	switch {
+	case l.State == StateIntent:
+		why = fmt.Sprintf("is an intent younger than %v: its consumer may be at it", s.cfg.Grace)
+	case l.State == StateReplaying:
+		why = "is being replayed: replay it again to finish that"
+	case string(l.State) == verb:
+		why = "is " + verb + " already"
+	}
+	return fmt.Errorf("letter %s %s: %w", l.ID, why, jetbox.ErrLetterGone)
+}

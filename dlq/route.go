@@ -1,0 +1,167 @@
+package dlq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	jetbox "github.com/seed-5e04d8fb/jetbox"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// postponed says that an advisory has its letter, but that its message cannot
+// be removed yet. It is no failure.
+type postponed struct{ why string }
+
+func (p *postponed) Error() string { return p.why }
+
+// handle parks what one advisory is about and settles the advisory. On an error
+// the advisory is still pending.
+func (r *Router) handle(ctx context.Context, m jetstream.Msg, log *slog.Logger) error {
+	a, err := parseAdvisory(m.Subject(), m.Data())
+	if err == nil {
+		err = r.park(ctx, a)
+	}
+	if reject, ok := errors.AsType[*rejected](err); ok {
+		log.LogAttrs(ctx, slog.LevelDebug, "advisory ignored", slog.String("subject", m.Subject()), slog.Any("err", reject))
+	} else if err != nil {
+		return err
+	}
+	if err := r.letters.step("advisory parked"); err != nil {
+		return err
+	}
+	return m.Ack()
+}
+
+// park stores the letter an advisory asks for, if it does.
+func (r *Router) park(ctx context.Context, a advisory) error {
+	if a.Stream != r.cfg.EventStream {
+		return &rejected{"it is about stream " + a.Stream}
+	}
+	if a.Type == typeTerminated && removalReasons[a.Reason] {
+		return &rejected{"the message was removed, not given up"}
+	}
+	s := r.letters
+	// Looked up each time: the answer decides whether a sequence means the
+	// message the advisory is about.
+	st, err := s.js.Stream(ctx, a.Stream)
+	if err != nil {
+		return fmt.Errorf("look up event stream %s: %w", a.Stream, err)
+	}
+	info := st.CachedInfo()
+	switch {
+	case a.Domain != info.Domain:
+		return &rejected{fmt.Sprintf("it comes from domain %q, the stream is in %q", a.Domain, info.Domain)}
+	case info.Created.After(a.Timestamp):
+		return &rejected{"the stream was created after it"}
+	}
+	f := a.failure()
+	m, err := s.get(ctx, a.Stream, getRequest{Seq: a.StreamSeq})
+	switch {
+	case errors.Is(err, jetstream.ErrMsgNotFound):
+		return r.parkGone(ctx, f, info)
+	case err != nil:
+		return fmt.Errorf("read message %d of stream %s: %w", a.StreamSeq, a.Stream, err)
+	case m.time.After(a.Timestamp):
+		return &rejected{"the message was stored after it"}
+	}
+	f.Stored, f.Subject, f.Header, f.Payload = m.time, m.subject, m.header, m.data
+	if m.badHeader {
+		f.Err = joinError(f.Err, "headers cannot be decoded")
+	}
+	l, _, err := s.report(ctx, f, StateOpen)
+	if err != nil {
+		return err
+	}
+	if info.Config.Retention == jetstream.LimitsPolicy || l.PayloadMissing {
+		return nil
+	}
+	return r.removeOriginal(ctx, st, a, m.subject)
+}
+
+// parkGone deals with a failed message that nobody can read any more. Whoever
+// read it in time knows when it was stored, which we do not; so their letter is
+// looked for by its sequence.
+func (r *Router) parkGone(ctx context.Context, f jetbox.Failure, info *jetstream.StreamInfo) error {
+	s := r.letters
+	st, err := s.js.Stream(ctx, s.cfg.Stream)
+	if err != nil {
+		return fmt.Errorf("look up stream %s: %w", s.cfg.Stream, err)
+	}
+	// Fresh subjects, all of them: the cached info has none.
+	letters, err := st.Info(ctx, jetstream.WithSubjectFilter(strings.Join([]string{s.cfg.Prefix, f.Stream, f.Consumer, "*"}, ".")))
+	if err != nil {
+		return fmt.Errorf("look for a letter of message %d: %w", f.Seq, err)
+	}
+	f.Stored = info.Created
+	for id := range letters.State.Subjects {
+		of, err := parseID(s.cfg.Prefix, id)
+		// A letter from before the stream was created is about another message.
+		if err == nil && of.seq == f.Seq && !of.stored.Before(info.Created) {
+			f.Stored = of.stored
+			break
+		}
+	}
+	_, _, err = s.report(ctx, f, StateOpen)
+	return err
+}
+
+// removeOriginal deletes a parked message from a work-queue or interest stream,
+// which would keep it for ever. It never deletes on doubt: an advisory proves
+// nothing, so every consumer that wants the subject must be past the message,
+// and the one that failed must be among them.
+func (r *Router) removeOriginal(ctx context.Context, st jetstream.Stream, a advisory, subject string) error {
+	var there bool
+	var busy []string
+	consumers := st.ListConsumers(ctx)
+	for c := range consumers.Info() { // to its end, or nats.go 1.55 leaks a goroutine
+		switch {
+		case !wants(c.Config, subject):
+		case !past(c, a.StreamSeq):
+			busy = append(busy, c.Name)
+		case c.Name == a.Consumer:
+			there = true
+		}
+	}
+	err := consumers.Err()
+	switch {
+	case err != nil:
+		return fmt.Errorf("list consumers of stream %s: %w", a.Stream, err)
+	case len(busy) > 0:
+		return &postponed{fmt.Sprintf("message %d may still be handled by %s", a.StreamSeq, strings.Join(busy, ", "))}
+	case !there:
+		return nil // deleted meanwhile: whoever takes its place gets the message
+	}
+	err = r.letters.remove(ctx, a.Stream, a.StreamSeq)
+	if err == nil {
+		return nil
+	}
+	_, readErr := r.letters.get(ctx, a.Stream, getRequest{Seq: a.StreamSeq})
+	if errors.Is(readErr, jetstream.ErrMsgNotFound) {
+		return nil // another router was faster
+	}
+	return fmt.Errorf("remove message %d of stream %s: %w", a.StreamSeq, a.Stream, err)
+}
+
+func wants(c jetstream.ConsumerConfig, subject string) (yes bool) {
+	filters := c.FilterSubjects
+	if c.FilterSubject != "" {
+		filters = append(filters, c.FilterSubject)
+	}
+	for _, f := range filters {
+		if covers(f, subject) {
+			return true
+		}
+	}
+	return len(filters) == 0
+}
+
+// past reports whether a consumer will not deliver the message any more. An
+// exhausted message is no longer pending, and the ack floor passes it with the
+// next ack.
+func past(c *jetstream.ConsumerInfo, seq uint64) (done bool) {
+	return c.AckFloor.Stream >= seq || c.Delivered.Stream >= seq && c.NumAckPending == 0
+}
