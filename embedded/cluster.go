@@ -1,0 +1,195 @@
+package embedded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+)
+
+const (
+	clusterName  = "jetbox"
+	clusterPoll  = 10 * time.Millisecond
+	portAttempts = 5 // another process may take a port that was free just now
+)
+
+// Cluster is a JetStream cluster on the loopback interface, all of it in this
+// process, for tests. It is safe for concurrent use.
+type Cluster struct {
+	nodes []*Server
+}
+
+// peering is what a node knows about the routes of its cluster.
+type peering struct {
+	addr   string   // its own
+	routes []string // everybody's
+}
+
+// StartCluster starts n nodes with their streams in folders of dir, named n0,
+// n1 and so on, and waits as [Cluster.WaitReady] does, a minute when ctx has no
+// deadline.
+func StartCluster(ctx context.Context, dir string, n int) (*Cluster, error) {
+	if dir == "" {
+		return nil, errors.New("embedded: dir of the cluster is empty, want a directory")
+	}
+	if n < 2 {
+		return nil, fmt.Errorf("embedded: cluster of %d nodes, want at least 2; Start is for one", n)
+	}
+	for attempt := 1; ; attempt++ {
+		c, err := tryCluster(ctx, dir, n)
+		if err == nil || !errors.Is(err, ErrListen) || attempt == portAttempts {
+			return c, err
+		}
+	}
+}
+
+func tryCluster(ctx context.Context, dir string, n int) (*Cluster, error) {
+	addrs, err := freeAddrs(2 * n)
+	if err != nil {
+		return nil, err
+	}
+	listen, routes := addrs[:n], addrs[n:]
+	c := &Cluster{}
+	for i := range n {
+		name := "n" + strconv.Itoa(i)
+		s, err := newServer(Config{
+			Dir:    filepath.Join(dir, name),
+			Listen: listen[i],
+			Name:   name,
+			Logger: slog.New(slog.DiscardHandler), // elections are noisy
+		}, &peering{addr: routes[i], routes: routes})
+		if err != nil {
+			return nil, err
+		}
+		c.nodes = append(c.nodes, s)
+	}
+	for _, s := range c.nodes {
+		if err := s.Restart(ctx); err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
+	}
+	if err := c.WaitReady(ctx); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// Nodes returns the nodes in the order of their names. Close stops one,
+// Restart brings it back; WaitReady then waits until it has caught up.
+func (c *Cluster) Nodes() []*Server { return c.nodes }
+
+// URL returns the addresses of all nodes, those that are stopped too, in the
+// form nats.Connect takes.
+func (c *Cluster) URL() string {
+	urls := make([]string, len(c.nodes))
+	for i, s := range c.nodes {
+		urls[i] = s.ClientURL()
+	}
+	return strings.Join(urls, ",")
+}
+
+// Connect returns a connection, over TCP, to any node that runs. It moves to
+// another one when that node stops. Connect on a node stays with the node.
+func (c *Cluster) Connect(opts ...nats.Option) (*nats.Conn, error) {
+	nc, err := nats.Connect(c.URL(), opts...)
+	if err != nil {
+		return nil, fmt.Errorf("embedded: connect to cluster: %w", err)
+	}
+	return nc, nil
+}
+
+// WaitReady waits until the running nodes have one leader and each of them, by
+// its own account, is current in everything it has a replica of. It gives up when ctx is done, or
+// after a minute when ctx has no deadline, and says what was missing.
+func (c *Cluster) WaitReady(ctx context.Context) error {
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, startTimeout)
+		defer cancel()
+	}
+	tick := time.NewTicker(clusterPoll)
+	defer tick.Stop()
+	for {
+		missing := c.missing()
+		if missing == "" {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("embedded: wait for cluster: %s: %w", missing, context.Cause(ctx))
+		}
+	}
+}
+
+// missing returns what keeps the running nodes from being ready, or "".
+func (c *Cluster) missing() string {
+	leaders := 0
+	for _, s := range c.nodes {
+		ns := s.current.Load()
+		if ns == nil {
+			continue
+		}
+		if !ns.JetStreamIsCurrent() {
+			return s.Name() + " is not current"
+		}
+		if h := ns.Healthz(nil); h.Status != "ok" {
+			return s.Name() + " is not healthy: " + h.Error
+		}
+		if ns.JetStreamIsLeader() {
+			leaders++
+		}
+	}
+	if leaders != 1 {
+		return fmt.Sprintf("%d leaders", leaders)
+	}
+	return ""
+}
+
+// Close stops every node.
+func (c *Cluster) Close() error {
+	var errs []error
+	for _, s := range c.nodes {
+		errs = append(errs, s.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// join writes the cluster's part of a node's options.
+func (p *peering) join(o *server.Options) error {
+	if err := checkFree(p.addr); err != nil {
+		return err
+	}
+	addr, err := net.ResolveTCPAddr("tcp", p.addr)
+	if err != nil {
+		return fmt.Errorf("embedded: route address: %w", err)
+	}
+	o.Cluster = server.ClusterOpts{Name: clusterName, Host: addr.IP.String(), Port: addr.Port}
+	for _, r := range p.routes {
+		o.Routes = append(o.Routes, &url.URL{Scheme: "nats-route", Host: r})
+	}
+	return nil
+}
+
+// freeAddrs returns n loopback addresses that nobody listens on, each another.
+func freeAddrs(n int) ([]string, error) {
+	var addrs []string
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, fmt.Errorf("embedded: find a free port: %w", err)
+		}
+		defer l.Close() // in the end: open ports are not drawn twice
+		addrs = append(addrs, l.Addr().String())
+	}
+	return addrs, nil
+}

@@ -1,0 +1,49 @@
+package embedded
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// serverLog hands the server's log lines to slog, and keeps the first fatal
+// one: that is the only way the server has to say why it did not start.
+type serverLog struct {
+	log   *slog.Logger
+	fatal atomic.Pointer[string]
+}
+
+var _ server.Logger = (*serverLog)(nil)
+
+func (l *serverLog) Noticef(format string, v ...any) { l.print(slog.LevelDebug, format, v) }
+func (l *serverLog) Warnf(format string, v ...any)   { l.print(slog.LevelWarn, format, v) }
+func (l *serverLog) Errorf(format string, v ...any)  { l.print(slog.LevelError, format, v) }
+func (l *serverLog) Debugf(format string, v ...any)  { l.print(slog.LevelDebug, format, v) }
+func (l *serverLog) Tracef(format string, v ...any)  { l.print(slog.LevelDebug, format, v) }
+
+// Fatalf does not log: Start returns the text.
+func (l *serverLog) Fatalf(format string, v ...any) {
+	text := fmt.Sprintf(format, v...)
+	if !l.fatal.CompareAndSwap(nil, &text) {
+		l.print(slog.LevelError, format, v)
+	}
+}
+
+// fatalError returns what kept the server from starting, or nil.
+func (l *serverLog) fatalError() error {
+	if text := l.fatal.Load(); text != nil {
+		return fmt.Errorf("nats-server: %s", *text)
+	}
+	return nil
+}
+
+func (l *serverLog) print(level slog.Level, format string, v []any) {
+	ctx := context.Background()
+	if !l.log.Enabled(ctx, level) {
+		return
+	}
+	l.log.LogAttrs(ctx, level, "nats-server", slog.String("text", fmt.Sprintf(format, v...)))
+}
