@@ -22,7 +22,7 @@ chaos: ## random faults for DURATION, replayed by SEED
 	go test . -count=1 -v -timeout 0 -run 'TestChaos' -chaos.for=$(DURATION) -chaos.seed=$(SEED)
 
 fuzz: ## every Fuzz function of every package for DURATION each
-	@set -e; for p in $$(go list ./...); do for f in $$(go test -list '^Fuzz' "$$p" | grep '^Fuzz' || true); do echo "== $$p $$f"; go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(DURATION) "$$p"; done; done
+	@set -e; go vet ./...; for p in $$(go list ./...); do for f in $$(go test -list '^Fuzz' "$$p" | grep '^Fuzz' || true); do echo "== $$p $$f"; go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(DURATION) "$$p"; done; done
 
 bench: ## every benchmark, with allocations
 	go test -run '^$$' -bench . -benchmem ./...
