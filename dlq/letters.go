@@ -219,6 +219,7 @@ func (s *Letters) put(ctx context.Context, next Letter, expect uint64) (Letter, 
 		if !unsettled(err) {
 			return Letter{}, fmt.Errorf("store letter %s: %w", next.ID, err)
 		}
+		unknown = unknown || !refused(err)
 		current, readErr := s.last(ctx, next.ID)
 		if readErr != nil {
 			return Letter{}, fmt.Errorf("store letter %s: %w", next.ID, errors.Join(err, readErr))
@@ -235,7 +236,6 @@ func (s *Letters) put(ctx context.Context, next Letter, expect uint64) (Letter, 
 		if attempt == askAttempts {
 			return Letter{}, fmt.Errorf("store letter %s: %w", next.ID, err)
 		}
-		unknown = unknown || !refused(err)
 		if err := sleep(ctx, askPause<<attempt); err != nil {
 			return Letter{}, fmt.Errorf("store letter %s: %w", next.ID, err)
 		}

@@ -158,10 +158,6 @@ func replayMessage(l Letter) *nats.Msg {
 	m.Header.Set(jetbox.HeaderMsgID, replayID(l))
 	m.Header.Set(jetbox.HeaderLetter, l.ID)
 	m.Header.Set(jetbox.HeaderReplayFor, l.Stream+"/"+l.Consumer)
-	if m.Header.Get(jetbox.HeaderIdempotencyKey) == "" {
-		// A foreign message without any key: at least all its replays share one.
-		m.Header.Set(jetbox.HeaderIdempotencyKey, l.ID)
-	}
 	return m
 }
 

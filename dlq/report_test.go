@@ -1,0 +1,356 @@
+package dlq
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	jetbox "github.com/seed-5e04d8fb/jetbox"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+func TestLetterHasTheOriginalAndWhyItFailed(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		f := w.event("billing", "events.order.1", "k1", []byte("{}\x00\xff"), "X-App", "a", "X-App", "b", "ce-id", "e1", "traceparent", "00-1")
+		time.Sleep(time.Minute)
+		l := w.park(f)
+		want := Letter{
+			ID: ownID(f), State: StateOpen,
+			Stream: "EVENTS", Consumer: "billing", StreamSeq: 1, Stored: f.Stored,
+			Subject: "events.order.1",
+			Header: map[string][]string{
+				"Idempotency-Key": {"k1"}, "X-App": {"a", "b"}, "ce-id": {"e1"}, "traceparent": {"00-1"},
+			},
+			Payload: []byte("{}\x00\xff"), Deliveries: 3, Reason: "max_deliveries", Error: "boom",
+			Time: time.Now().UTC(), Seq: 1, Updated: l.Updated,
+		}
+		if !reflect.DeepEqual(l, want) {
+			t.Errorf("letter = %+v\nwant %+v", l, want)
+		}
+		if want := "dlq.EVENTS.billing.1-946684800"; !strings.HasPrefix(l.ID, want) {
+			t.Errorf("ID = %q, want it to begin with %q: stream, consumer, sequence and time stored", l.ID, want)
+		}
+	})
+}
+
+// One letter for three reporters: the consumer, and two routers of which one is
+// an hour late.
+func TestAllReportersOfAFailureShareOneLetter(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		f := w.event("billing", "events.a", "k1", []byte("x"))
+		if err := w.letters.Intend(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
+		advised := f
+		advised.Err = ""
+		var wg sync.WaitGroup
+		for _, f := range []jetbox.Failure{f, advised, advised} {
+			wg.Go(func() {
+				if err := w.letters.Park(t.Context(), f); err != nil {
+					t.Errorf("Park: %v", err)
+				}
+			})
+		}
+		wg.Wait()
+		time.Sleep(time.Hour)
+		l := w.park(advised)
+		if l.State != StateOpen || l.Deliveries != 3 || l.Error != "boom" {
+			t.Errorf("letter = %+v, want it open after 3 deliveries with the consumer's error", l)
+		}
+		w.wantMsgs("DLQ", 1)
+	})
+}
+
+// BR-32: two consumers that fail the same message have a letter each.
+func TestTwoConsumersFailingOneMessageHaveTwoLetters(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		f := w.event("billing", "events.a", "k1", []byte("x"))
+		g := f
+		g.Consumer = "shipping"
+		w.park(f)
+		w.park(g)
+		w.wantMsgs("DLQ", 2)
+		w.wantSeqs(Filter{Consumer: "shipping"}, 1)
+	})
+}
+
+func TestRecreatedStreamMakesAnotherLetterOfTheSameSequence(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		first := w.event("billing", "events.a", "k1", []byte("x"))
+		w.park(first)
+		if err := w.js.DeleteStream(t.Context(), "EVENTS"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		w.events = w.createEvents()
+		second := w.event("billing", "events.a", "k2", []byte("y"))
+		if second.Seq != first.Seq {
+			t.Fatalf("sequence = %d after the stream was created anew, want %d", second.Seq, first.Seq)
+		}
+		if l := w.park(second); string(l.Payload) != "y" {
+			t.Errorf("payload = %q, want %q", l.Payload, "y")
+		}
+		w.wantMsgs("DLQ", 2)
+	})
+}
+
+func TestWithdrawnIntentLeavesNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		f := w.event("billing", "events.a", "k1", []byte("x"))
+		for range 2 { // repeats are harmless
+			if err := w.letters.Intend(t.Context(), f); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 2 {
+			if err := w.letters.Withdraw(t.Context(), f); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.wantMsgs("DLQ", 0)
+		// The same message may fail all the same, say when the ack was lost.
+		w.park(f)
+		if err := w.letters.Withdraw(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
+		w.wantState(ownID(f), StateOpen)
+	})
+}
+
+// A withdrawal and a report at the same time: the report stays or comes again,
+// and is never deleted by the withdrawal.
+func TestWithdrawNeverDeletesAnOpenLetter(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		for range 50 {
+			f := w.event("billing", "events.a", "", []byte("x"))
+			if err := w.letters.Intend(t.Context(), f); err != nil {
+				t.Fatal(err)
+			}
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				if err := w.letters.Withdraw(t.Context(), f); err != nil {
+					t.Errorf("Withdraw: %v", err)
+				}
+			})
+			if err := w.letters.Park(t.Context(), f); err != nil {
+				t.Fatal(err)
+			}
+			wg.Wait()
+			w.wantState(ownID(f), StateOpen)
+		}
+	})
+}
+
+func TestIntentCountsAsLetterAfterTheAckWait(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		f := w.event("billing", "events.a", "k1", []byte("x"))
+		if err := w.letters.Intend(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
+		w.wantSeqs(Filter{})
+		w.wantSeqs(Filter{States: []State{StateIntent}}, 1)
+		if _, err := w.letters.Replay(t.Context(), ownID(f)); !errors.Is(err, jetbox.ErrLetterGone) {
+			t.Errorf("Replay of a fresh intent: err = %v, want %v", err, jetbox.ErrLetterGone)
+		}
+		time.Sleep(30 * time.Second)
+		w.wantSeqs(Filter{}, 1)
+		if l, err := w.letters.Replay(t.Context(), ownID(f)); err != nil || l.State != StateReplayed {
+			t.Errorf("Replay of an old intent = %q, %v, want it replayed", l.State, err)
+		}
+	})
+}
+
+// BR-32, and what broke verbatim copies: each of these is refused by a stream,
+// or purges it.
+func TestServerHeadersOfTheOriginalDoNotTravel(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		kept := w.park(w.event("billing", "events.a", "k0", nil))
+		f := w.event("billing", "events.b", "k1", []byte("x"))
+		h := nats.Header{
+			"Nats-Msg-Id": {"k1"}, "Idempotency-Key": {"k1"}, "X-App": {"a"},
+			"Nats-Rollup": {"all"}, "nats-rollup": {"all"}, "NATS-ROLLUP": {"sub"}, "Nats-TTL": {"1s"},
+			"Nats-Expected-Stream": {"OTHER"}, "Nats-Expected-Last-Sequence": {"99"},
+			"Nats-Expected-Last-Msg-Id": {"nope"}, "Nats-Expected-Last-Subject-Sequence": {"99"},
+			"Nats-Batch-Id": {"b"}, "Nats-Batch-Sequence": {"1"}, "Nats-Schedule": {"@every 1s"},
+			"Nats-Scheduler": {"s"}, "Nats-Incr": {"1"}, "Nats-Stream-Source": {"S 1"},
+			"Dlq-State": {"discarded"}, "dlq-error": {"forged"},
+			"No good": {"x"}, "X-Lines": {"a\r\nNats-Rollup: all"}, "X-None": {},
+		}
+		f.Header = h
+		l := w.park(f)
+		want := map[string][]string{"Idempotency-Key": {"k1"}, "X-App": {"a"}, "X-Lines": {"a  Nats-Rollup: all"}}
+		if !reflect.DeepEqual(l.Header, want) {
+			t.Errorf("headers of the letter = %v, want %v", l.Header, want)
+		}
+		if !l.HeadersTrimmed || l.State != StateOpen {
+			t.Errorf("letter = %+v, want it open and marked for the header no client can send", l)
+		}
+		w.wantState(kept.ID, StateOpen)
+		time.Sleep(time.Minute)
+		w.wantMsgs("DLQ", 2)
+	})
+}
+
+func TestMessageIDBecomesTheIdempotencyKeyOfForeignMessages(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		f := w.event("billing", "events.a", "", []byte("x"), jetbox.HeaderMsgID, "theirs")
+		if got := nats.Header(w.park(f).Header).Get(jetbox.HeaderIdempotencyKey); got != "theirs" {
+			t.Errorf("Idempotency-Key = %q, want the message ID: a replay must be the same event", got)
+		}
+	})
+}
+
+func TestErrorTextIsOneBoundedLine(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		f := w.event("billing", "events.a", "k1", []byte("x"))
+		f.Err = "  line 1\r\nNats-Rollup: all\x00\xff " + strings.Repeat("\u00e9", 5000)
+		l := w.park(f)
+		if !strings.HasPrefix(l.Error, "line 1  Nats-Rollup: all \uFFFD \u00e9") || len(l.Error) > maxError {
+			t.Errorf("Error = %q, %d bytes; want one clean line of at most %d", l.Error, len(l.Error), maxError)
+		}
+	})
+}
+
+// BR-58, run 3.
+func TestLetterTooLargeForTheBrokerIsKeptWithWhatFits(t *testing.T) {
+	const most = 1 << 20
+	tests := []struct {
+		name                 string
+		payload, header      int
+		err                  string
+		streamMax            int32
+		wantPayload, wantHdr bool
+		wantError            string
+	}{
+		{name: "fits", payload: 1000, header: 1000, err: "boom", wantPayload: true, wantHdr: true, wantError: "boom"},
+		{name: "long error", payload: most - 4200, header: 1500, err: strings.Repeat("e", 3000), wantPayload: true, wantHdr: true, wantError: strings.Repeat("e", shortError-3) + "..."},
+		{name: "headers go first", payload: most - 11200, header: 11000, err: "boom", wantPayload: true, wantError: "boom; some headers left out: they exceed the broker's limit"},
+		{name: "payload goes last", payload: most - 400, err: "boom", wantError: "boom; payload unavailable: 1048176 bytes and the letter's headers exceed the broker's limit of 1048576"},
+		{name: "header block at the limit", payload: 10, header: 65000, err: "boom", wantPayload: true, wantError: "boom; some headers left out: they exceed the broker's limit"},
+		{name: "the stream's own limit", payload: 5000, err: "boom", streamMax: 4096, wantError: "boom; payload unavailable: 5000 bytes and the letter's headers exceed the broker's limit of 4096"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				if tt.streamMax > 0 {
+					cfg := w.letters.lettersConfig()
+					cfg.MaxMsgSize = tt.streamMax
+					if _, err := w.js.UpdateStream(t.Context(), cfg); err != nil {
+						t.Fatal(err)
+					}
+				}
+				headers := []string{"ce-id", "e1"}
+				if tt.header > 0 {
+					headers = append(headers, "X-Big", strings.Repeat("h", tt.header))
+				}
+				f := w.event("billing", "events.a", "k1", make([]byte, tt.payload), headers...)
+				f.Err = tt.err
+				l := w.park(f)
+				if got := len(l.Payload) == tt.payload; got != tt.wantPayload || l.PayloadMissing == tt.wantPayload {
+					t.Errorf("payload has %d bytes, missing = %v; want it there: %v", len(l.Payload), l.PayloadMissing, tt.wantPayload)
+				}
+				h := nats.Header(l.Header)
+				if got := h.Get("X-Big") != ""; got != tt.wantHdr {
+					t.Errorf("application header there = %v, want %v", got, tt.wantHdr)
+				}
+				if h.Get("ce-id") != "e1" || h.Get(jetbox.HeaderIdempotencyKey) != "k1" {
+					t.Errorf("headers = %v, want the event's ID and key", h)
+				}
+				if l.Error != tt.wantError {
+					t.Errorf("Error = %q, want %q", l.Error, tt.wantError)
+				}
+				// What the letter does not hold comes from the original.
+				if _, err := w.letters.Replay(t.Context(), l.ID); err != nil && !strings.Contains(err.Error(), "replay headers, the broker takes") {
+					t.Errorf("Replay: %v", err)
+				} else if err == nil {
+					m, err := w.events.GetMsg(t.Context(), 2)
+					if err != nil || len(m.Data) != tt.payload || len(m.Header.Get("X-Big")) != tt.header {
+						t.Errorf("replayed message = %v, %v, want %d bytes and a header of %d", m, err, tt.payload, tt.header)
+					}
+				}
+			})
+		})
+	}
+}
+
+// BR-58, run 1 and 2: an error while the stream is missing or full, then stored.
+func TestParkFailsUntilTheDeadLetterStreamTakesIt(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		f := w.event("billing", "events.a", "k1", []byte("x"))
+		if err := w.js.DeleteStream(t.Context(), "DLQ"); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.letters.Park(t.Context(), f); !errors.Is(err, jetstream.ErrNoStreamResponse) {
+			t.Errorf("Park without a stream: err = %v, want %v", err, jetstream.ErrNoStreamResponse)
+		}
+		cfg := w.letters.lettersConfig()
+		cfg.MaxMsgs = 1
+		if _, err := w.js.CreateStream(t.Context(), cfg); err != nil {
+			t.Fatal(err)
+		}
+		first := w.park(f)
+		g := w.event("billing", "events.a", "k2", []byte("y"))
+		if err := w.letters.Park(t.Context(), g); err == nil || !strings.Contains(err.Error(), "maximum messages exceeded") {
+			t.Errorf("Park in a full stream: err = %v, want maximum messages exceeded", err)
+		}
+		// A full stream still lets a letter change its state: pinned, because
+		// the letters' stream relies on it (one server; nats-server 2.15).
+		if l, err := w.letters.Discard(t.Context(), first.ID); err != nil || l.State != StateDiscarded {
+			t.Errorf("Discard in a full stream = %q, %v, want discarded", l.State, err)
+		}
+		cfg.MaxMsgs = -1
+		if _, err := w.js.UpdateStream(t.Context(), cfg); err != nil {
+			t.Fatal(err)
+		}
+		w.park(g)
+	})
+}
+
+// What is no letter may not hide one; what a later version wrote stays.
+func TestForeignMessageOnALettersSubject(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		f := w.event("billing", "events.a", "k1", []byte("x"))
+		if _, err := w.js.Publish(t.Context(), ownID(f), []byte("spam")); err != nil {
+			t.Fatal(err)
+		}
+		w.wantSeqs(Filter{})
+		if l := w.park(f); string(l.Payload) != "x" || l.State != StateOpen {
+			t.Errorf("letter = %+v, want the failure instead of what was there", l)
+		}
+		g := w.event("billing", "events.a", "k2", []byte("x"))
+		m := nats.NewMsg(ownID(g))
+		m.Header.Set(jetbox.HeaderDLQState, "archived")
+		if _, err := w.js.PublishMsg(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.letters.Park(t.Context(), g); err != nil {
+			t.Fatal(err)
+		}
+		w.wantState(ownID(g), "archived")
+	})
+}
+
+func TestFailureWithoutIdentityIsRefused(t *testing.T) {
+	t.Parallel()
+	s := &Letters{cfg: Config{}.withDefaults()}
+	good := jetbox.Failure{Stream: "S", Consumer: "c", Seq: 1, Stored: time.Unix(1, 0)}
+	for name, spoil := range map[string]func(*jetbox.Failure){
+		"no stream":          func(f *jetbox.Failure) { f.Stream = "" },
+		"wildcard stream":    func(f *jetbox.Failure) { f.Stream = "*" },
+		"dotted consumer":    func(f *jetbox.Failure) { f.Consumer = "a.b" },
+		"blank in consumer":  func(f *jetbox.Failure) { f.Consumer = "a b" },
+		"no sequence":        func(f *jetbox.Failure) { f.Seq = 0 },
+		"no time of storage": func(f *jetbox.Failure) { f.Stored = time.Time{} },
+	} {
+		f := good
+		spoil(&f)
+		if err := s.Park(t.Context(), f); err == nil {
+			t.Errorf("%s: Park(%+v) = nil, want an error", name, f)
+		}
+	}
+}
