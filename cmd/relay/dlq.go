@@ -1,0 +1,207 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"text/tabwriter"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/dlq"
+)
+
+// letterFlags choose dead letters.
+type letterFlags struct {
+	consumer string
+	subject  string
+	reason   string
+	since    moment
+	ids      []string
+	states   []string
+	limit    int
+
+	json   bool
+	all    bool
+	dryRun bool
+	rate   float64
+}
+
+func (f *letterFlags) define(fs *flag.FlagSet) {
+	define(fs, &f.consumer, "consumer", "", someText, "only letters of this `CONSUMER`")
+	define(fs, &f.subject, "subject", "", streamSubject, "only letters whose message had this `SUBJECT`; * and > match")
+	define(fs, &f.reason, "reason", "", someText, "only letters with this `REASON`: max_deliveries or terminated")
+	define(fs, &f.since, "since", moment{}, parseMoment, "only letters from this `TIME` on: RFC 3339, or a duration ago")
+	defineEach(fs, &f.ids, "id", someText, "only the letter with this `ID`, as list shows it; may be repeated")
+	define(fs, &f.limit, "limit", 0, positiveInt, "at most `NUMBER` letters (default all)")
+}
+
+// filters returns one filter per letter named, or one for all.
+func (f *letterFlags) filters(now time.Time) []dlq.Filter {
+	base := dlq.Filter{
+		Consumer: f.consumer,
+		Subject:  f.subject,
+		Reason:   f.reason,
+		Since:    f.since.before(now),
+		Limit:    f.limit,
+	}
+	for _, s := range f.states {
+		base.States = append(base.States, dlq.State(s))
+	}
+	if len(f.ids) == 0 {
+		return []dlq.Filter{base}
+	}
+	var out []dlq.Filter
+	for _, id := range f.ids {
+		one := base
+		one.ID = id
+		out = append(out, one)
+	}
+	return out
+}
+
+// withLetters connects and opens the dead letters for f. The event stream's
+// consumers have an ack wait of their own; the default says when an intent
+// counts.
+func (a *app) withLetters(f func(*dlq.Letters) error) error {
+	nc, js, err := a.connect("relay dlq", "_INBOX_relay")
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	letters, err := dlq.New(js, dlq.Config{Logger: a.log})
+	if err != nil {
+		return err
+	}
+	err = f(letters)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return withHint(err, "relay run creates the dead-letter stream")
+	}
+	if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrNoStreamResponse) {
+		return withHint(err, "does this server have JetStream?")
+	}
+	return err
+}
+
+func dlqListCommand() *command {
+	var f letterFlags
+	return &command{
+		name:    "dlq list",
+		args:    "[ID...]",
+		maxArgs: -1,
+		short:   "list dead letters",
+		long: `
+Lists open letters, and intents (stored before a last delivery) older than the
+ack wait. --state shows letters in other states.`,
+		flags: func(fs *flag.FlagSet) {
+			f.define(fs)
+			defineList(fs, &f.states, "state", "", oneOf("intent", "open", "replaying", "replayed", "discarded"),
+				"only letters in these `STATES`: intent, open, replaying, replayed, discarded")
+			fs.BoolVar(&f.json, "json", false, "one JSON object per letter")
+		},
+		run: func(ctx context.Context, a *app, args []string) error {
+			f.ids = append(f.ids, args...)
+			return a.withLetters(func(letters *dlq.Letters) error { return listLetters(ctx, a, letters, f) })
+		},
+	}
+}
+
+func listLetters(ctx context.Context, a *app, letters *dlq.Letters, f letterFlags) error {
+	tw := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+	n := 0
+	for l, err := range selectLetters(ctx, letters, f, true) {
+		if err != nil {
+			return errors.Join(tw.Flush(), err)
+		}
+		n++
+		if f.json {
+			if err := writeJSON(a.stdout, l); err != nil {
+				return err
+			}
+			continue
+		}
+		if n == 1 {
+			fmt.Fprintln(tw, "ID\tSTATE\tDELIVERIES\tREASON\tSUBJECT\tTIME\tERROR")
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%d\t%s\t%s\t%s\t%s\n", l.ID, l.State, l.Deliveries, l.Reason,
+			printable(l.Subject), l.Time.UTC().Format(timeLayout), printable(firstLine(l.Error)))
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	if n == 0 {
+		a.say("no letter matches")
+	}
+	return nil
+}
+
+func dlqShowCommand() *command {
+	var asJSON bool
+	return &command{
+		name:    "dlq show",
+		args:    "ID",
+		minArgs: 1,
+		maxArgs: 1,
+		short:   "show one dead letter with its payload",
+		flags: func(fs *flag.FlagSet) {
+			fs.BoolVar(&asJSON, "json", false, "one JSON object, with headers and payload")
+		},
+		run: func(ctx context.Context, a *app, args []string) error {
+			return a.withLetters(func(letters *dlq.Letters) error {
+				l, err := letters.Show(ctx, args[0])
+				if errors.Is(err, jetbox.ErrLetterGone) {
+					err = withHint(err, "relay dlq list shows the letters there are")
+				}
+				if err != nil {
+					return err
+				}
+				return showLetter(a, l, asJSON)
+			})
+		},
+	}
+}
+
+func showLetter(a *app, l dlq.Letter, asJSON bool) error {
+	if asJSON {
+		text, err := letterWithPayload(l)
+		if err != nil {
+			return err
+		}
+		return writeJSON(a.stdout, text)
+	}
+	tw := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+	for _, line := range [][2]string{
+		{"id", l.ID},
+		{"state", string(l.State)},
+		{"stream", l.Stream},
+		{"consumer", l.Consumer},
+		{"stream_seq", fmt.Sprint(l.StreamSeq)},
+		{"subject", l.Subject},
+		{"deliveries", fmt.Sprint(l.Deliveries)},
+		{"reason", l.Reason},
+		{"error", l.Error},
+		{"time", timeText(l.Time)},
+		{"replays", fmt.Sprint(l.Replays)},
+	} {
+		fmt.Fprintf(tw, "%s\t%s\n", line[0], printable(line[1]))
+	}
+	for name, values := range sortedHeaders(l.Header) {
+		for _, v := range values {
+			fmt.Fprintf(tw, "header\t%s\n", printable(name+": "+v))
+		}
+	}
+	payload := fmt.Sprintf("%d bytes", len(l.Payload))
+	if l.PayloadMissing {
+		payload = "not in the letter, see error"
+	}
+	fmt.Fprintf(tw, "payload\t%s\n", payload)
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(a.stdout, "\n%s\n", printable(string(l.Payload)))
+	return err
+}

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"iter"
+	"strings"
+	"time"
+
+	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/dlq"
+)
+
+func dlqReplayCommand() *command {
+	var f letterFlags
+	return &command{
+		name:    "dlq replay",
+		args:    "[ID...]",
+		maxArgs: -1,
+		short:   "put dead letters back on their subjects",
+		long: `
+Each message is published again for the consumer it failed at, with a fresh
+message ID and the same idempotency key. It can be interrupted and run again: a
+letter left replaying is taken over at once, and published only if it was not.
+Without a choice all letters that wait are replayed. Never asks.`,
+		flags: func(fs *flag.FlagSet) {
+			f.define(fs)
+			fs.BoolVar(&f.dryRun, "dry-run", false, "say what would be replayed and change nothing")
+			define(fs, &f.rate, "rate", 0, positiveFloat, "at most `NUMBER` letters a second (default no limit)")
+			fs.BoolVar(&f.json, "json", false, "one JSON object per letter")
+		},
+		run: func(ctx context.Context, a *app, args []string) error {
+			f.ids = append(f.ids, args...)
+			return a.withLetters(func(letters *dlq.Letters) error {
+				return changeLetters(ctx, a, letters, f, true, "replayed", letters.Replay)
+			})
+		},
+	}
+}
+
+func dlqDiscardCommand() *command {
+	var f letterFlags
+	return &command{
+		name:    "dlq discard",
+		args:    "[ID...]",
+		maxArgs: -1,
+		short:   "give dead letters up",
+		long: `
+A discarded letter loses its payload and stays as a mark for a while. Never
+asks.`,
+		flags: func(fs *flag.FlagSet) {
+			f.define(fs)
+			fs.BoolVar(&f.all, "all", false, "all letters that wait")
+			fs.BoolVar(&f.dryRun, "dry-run", false, "say what would be discarded and change nothing")
+			define(fs, &f.rate, "rate", 0, positiveFloat, "at most `NUMBER` letters a second (default no limit)")
+			fs.BoolVar(&f.json, "json", false, "one JSON object per letter")
+		},
+		run: func(ctx context.Context, a *app, args []string) error {
+			f.ids = append(f.ids, args...)
+			if !f.all && f.consumer == "" && f.subject == "" && f.reason == "" && f.since == (moment{}) && len(f.ids) == 0 {
+				return withHint(usagef("dlq discard: which letters?"), "name their IDs, or give --consumer, --subject, --reason, --since or --all")
+			}
+			return a.withLetters(func(letters *dlq.Letters) error {
+				return changeLetters(ctx, a, letters, f, false, "discarded", letters.Discard)
+			})
+		},
+	}
+}
+
+// selectLetters iterates over the letters the flags choose.
+func selectLetters(ctx context.Context, letters *dlq.Letters, f letterFlags, headersOnly bool, adjust ...func(*dlq.Filter)) iter.Seq2[dlq.Letter, error] {
+	return func(yield func(dlq.Letter, error) bool) {
+		for _, filter := range f.filters(time.Now()) {
+			filter.HeadersOnly = headersOnly
+			for _, adj := range adjust {
+				adj(&filter)
+			}
+			for l, err := range letters.List(ctx, filter) {
+				if !yield(l, err) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// changeLetters does one thing with every letter chosen. A letter that somebody
+// else took meanwhile is said and skipped; any other failure is said, the rest
+// goes on, and the command fails in the end.
+func changeLetters(ctx context.Context, a *app, letters *dlq.Letters, f letterFlags, interrupted bool, done string,
+	change func(context.Context, string) (dlq.Letter, error),
+) error {
+	pace := newPace(f.rate)
+	var changed, failed int
+	// The list first: changing letters moves them to the end of the stream, and
+	// a replay may fail and come back while we read.
+	var chosen []dlq.Letter
+	for l, err := range selectLetters(ctx, letters, f, true, func(fl *dlq.Filter) { fl.Interrupted = interrupted }) {
+		if err != nil {
+			return err
+		}
+		l.Header, l.Payload = nil, nil // there may be many
+		chosen = append(chosen, l)
+	}
+	for i, l := range chosen {
+		if f.dryRun {
+			if err := sayLetter(a, l, f.json, "would be "+done); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := pace.wait(ctx); err != nil {
+			return withHint(fmt.Errorf("%w; %d of %d letters %s", err, i, len(chosen), done), "run it again for the rest")
+		}
+		after, err := change(ctx, l.ID)
+		switch {
+		case ctx.Err() != nil && err != nil:
+			return withHint(fmt.Errorf("%w; %d of %d letters %s", context.Cause(ctx), i, len(chosen), done), "run it again for the rest")
+		case errors.Is(err, jetbox.ErrLetterGone):
+			a.say(fmt.Sprintf("%s: skipped: %v", l.ID, err))
+		case err != nil:
+			failed++
+			a.say(fmt.Sprintf("%s: %v", l.ID, err))
+		default:
+			changed++
+			if err := sayLetter(a, after, f.json, done); err != nil {
+				return err
+			}
+		}
+	}
+	switch {
+	case failed > 0:
+		return fmt.Errorf("%d of %d letters could not be %s", failed, len(chosen), done)
+	case len(chosen) == 0:
+		a.say("no letter matches")
+	case f.dryRun:
+		a.say(fmt.Sprintf("%d %s would be %s", len(chosen), plural(len(chosen), "letter", "letters"), done))
+	default:
+		a.say(fmt.Sprintf("%d %s %s", changed, plural(changed, "letter", "letters"), done))
+	}
+	return nil
+}
+
+func sayLetter(a *app, l dlq.Letter, asJSON bool, what string) error {
+	if asJSON {
+		return writeJSON(a.stdout, l)
+	}
+	_, err := fmt.Fprintf(a.stdout, "%s %s\n", l.ID, what)
+	return err
+}
+
+// pace spaces out letters.
+type pace struct {
+	gap  time.Duration
+	next time.Time
+}
+
+func newPace(rate float64) *pace {
+	if rate == 0 {
+		return &pace{}
+	}
+	return &pace{gap: time.Duration(float64(time.Second) / rate)}
+}
+
+func (p *pace) wait(ctx context.Context) error {
+	if p.gap == 0 || p.next.IsZero() {
+		p.next = time.Now().Add(p.gap)
+		return interrupted(ctx)
+	}
+	err := sleep(ctx, time.Until(p.next))
+	p.next = time.Now().Add(p.gap)
+	return err
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(s, "\n")
+	return line
+}
+
+// letterWithPayload adds headers and payload to what a list shows of a letter.
+func letterWithPayload(l dlq.Letter) (json.RawMessage, error) {
+	head, err := json.Marshal(l)
+	if err != nil {
+		return nil, err
+	}
+	tail, err := json.Marshal(struct {
+		Headers map[string][]string `json:"headers"`
+		payloadJSON
+	}{l.Header, payloadOf(l.Payload)})
+	if err != nil {
+		return nil, err
+	}
+	head[len(head)-1] = ','
+	return append(head, tail[1:]...), nil
+}

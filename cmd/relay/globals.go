@@ -1,0 +1,149 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/seed-5e04d8fb/jetbox/outbox/sqlite"
+)
+
+const (
+	embeddedNATS = "embedded"
+	defaultNATS  = "nats://127.0.0.1:4222"
+)
+
+// globals are the flags every command has.
+type globals struct {
+	config      string
+	db, table   string
+	nats        string
+	natsCreds   string
+	natsContext string
+	tlsCA       string
+	tlsCert     string
+	tlsKey      string
+	stream      string
+	subjects    []string
+	source      string
+	logFormat   string
+	logLevel    slog.Level
+}
+
+func (g *globals) define(fs *flag.FlagSet) {
+	define(fs, &g.config, "config", "", someText, "YAML `FILE` with flag names as keys")
+	define(fs, &g.db, "db", "sqlite:jetbox.db", someText, "database `URL` of the outbox: sqlite:FILE")
+	define(fs, &g.table, "table", sqlite.DefaultTable, someText, "`NAME` of the outbox table")
+	define(fs, &g.nats, "nats", "", someText, "NATS server `URL`s, separated by commas, or embedded (relay run only);\n"+
+		"else NATS_URL, --nats-context, then embedded for relay run and\n"+defaultNATS+" for the others")
+	define(fs, &g.natsCreds, "nats-creds", "", someText, "credentials `FILE` for NATS")
+	define(fs, &g.natsContext, "nats-context", "", someText, "`NAME` of a context of the nats CLI, or the full path of its file")
+	define(fs, &g.tlsCA, "tls-ca", "", someText, "`FILE` with the certificates that may sign the server's; implies TLS")
+	define(fs, &g.tlsCert, "tls-cert", "", someText, "client certificate `FILE`, with --tls-key")
+	define(fs, &g.tlsKey, "tls-key", "", someText, "`FILE` with the client certificate's key")
+	define(fs, &g.stream, "stream", "EVENTS", streamName, "`NAME` of the event stream")
+	defineList(fs, &g.subjects, "subjects", "events.>", streamSubject, "`SUBJECTS` of the event stream, separated by commas, when it is created")
+	define(fs, &g.source, "source", "jetbox", someText, "`TEXT` for ce-source; differs per outbox when several publish to one stream")
+	define(fs, &g.logFormat, "log-format", "text", oneOf("text", "json"), "`FORMAT` of the log on stderr: text or json")
+	define(fs, &g.logLevel, "log-level", slog.LevelInfo, parseLevel, "least `LEVEL` logged: debug, info, warn or error")
+}
+
+// finish resolves what depends on more than one flag.
+func (g *globals) finish(environ []string) error {
+	if (g.tlsCert == "") != (g.tlsKey == "") {
+		return usagef("--tls-cert and --tls-key are given together or not at all")
+	}
+	for _, s := range g.subjects {
+		if overlap(s, dlqSubjects) {
+			return withHint(usagef("--subjects %q overlaps %q, the dead letters: they would be relayed as events", s, dlqSubjects),
+				"events belong under a prefix of their own, such as events.>")
+		}
+	}
+	if g.nats == "" {
+		g.nats = lookupEnv(environ, "NATS_URL")
+	}
+	return nil
+}
+
+// natsURL returns where the broker is: set explicitly, or otherwise. Empty
+// means: as the context says.
+func (g *globals) natsURL(otherwise string) string {
+	switch {
+	case g.nats != "":
+		return g.nats
+	case g.natsContext != "":
+		return ""
+	}
+	return otherwise
+}
+
+// passwords returns the secrets among the values.
+func (g *globals) passwords() []string {
+	var out []string
+	for _, text := range append(strings.Split(g.nats, ","), g.db) {
+		u, err := url.Parse(strings.TrimSpace(text))
+		if err != nil || u.User == nil {
+			continue
+		}
+		if p, ok := u.User.Password(); ok {
+			out = append(out, p, url.QueryEscape(p), url.PathEscape(p))
+		} else {
+			out = append(out, u.User.Username())
+		}
+	}
+	return out
+}
+
+func (g *globals) logger(w io.Writer) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: g.logLevel}
+	if g.logFormat == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts))
+	}
+	return slog.New(slog.NewTextHandler(w, opts))
+}
+
+// dbFile returns the SQLite file that --db names.
+func (g *globals) dbFile() (string, error) { return dbFile("--db", g.db) }
+
+func dbFile(flagName, dbURL string) (string, error) {
+	if scheme, _, _ := strings.Cut(dbURL, "://"); scheme == "postgres" || scheme == "postgresql" {
+		return "", withHint(fmt.Errorf("PostgreSQL is not supported yet in this version (%s %s)", flagName, mask(dbURL)),
+			"use sqlite:FILE")
+	}
+	path, err := sqlite.ParseURL(dbURL)
+	if err != nil {
+		return "", usagef("%s: %w", flagName, err)
+	}
+	return path, nil
+}
+
+// existingDB returns the file of --db, which must be there: opening it would
+// leave an empty one behind a misspelled name.
+func (g *globals) existingDB() (string, error) {
+	path, err := g.dbFile()
+	if err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(path); err != nil {
+		if os.IsNotExist(err) {
+			err = withHint(fmt.Errorf("database %s does not exist: %w", path, fs.ErrNotExist),
+				"relay migrate creates it, so does relay run; --db names another")
+		}
+		return "", err
+	}
+	return path, nil
+}
+
+func lookupEnv(environ []string, key string) string {
+	for _, entry := range environ {
+		if k, v, _ := strings.Cut(entry, "="); k == key {
+			return v
+		}
+	}
+	return ""
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/seed-5e04d8fb/jetbox/relay"
+)
+
+// Names of the metrics, a contract with dashboards. No label has a value that
+// comes from an event: the number of series stays small.
+const (
+	metricPending       = "jetbox_outbox_pending_rows"
+	metricOldestPending = "jetbox_outbox_oldest_pending_age_seconds"
+	metricDeadLetter    = "jetbox_outbox_dead_letter_rows"
+	metricTableBytes    = "jetbox_outbox_table_bytes"
+	metricPublished     = "jetbox_relay_published_total"
+	metricDuplicates    = "jetbox_relay_duplicates_total"
+	metricFailures      = "jetbox_relay_publish_failures_total"
+	metricAckLatency    = "jetbox_relay_ack_latency_seconds"
+	metricPublishLag    = "jetbox_relay_publish_lag_seconds"
+	metricShards        = "jetbox_relay_shards"
+	metricLetters       = "jetbox_dlq_letters"
+	metricRouted        = "jetbox_dlq_routed_total"
+
+	labelOutbox = "outbox"
+	labelReason = "reason"
+)
+
+var (
+	// From a broker in this process to one in trouble.
+	ackBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
+	// From a wake-up in time to an outage of hours.
+	lagBuckets = []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200}
+)
+
+// metrics are what happens in this process. Gauges of the backlog are not among
+// them: the database tells those.
+type metrics struct {
+	registry   *prometheus.Registry
+	published  prometheus.Counter
+	duplicates prometheus.Counter
+	failures   *prometheus.CounterVec
+	ackLatency prometheus.Histogram
+	publishLag prometheus.Histogram
+	routed     *prometheus.CounterVec
+}
+
+func newMetrics(table string, h *health) *metrics {
+	outbox := prometheus.Labels{labelOutbox: table}
+	m := &metrics{
+		registry: prometheus.NewRegistry(),
+		published: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: metricPublished, ConstLabels: outbox,
+			Help: "Rows recorded as published.",
+		}),
+		duplicates: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: metricDuplicates, ConstLabels: outbox,
+			Help: "Published rows that the stream had already.",
+		}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: metricFailures, ConstLabels: outbox,
+			Help: "Publishes that failed, by class of failure.",
+		}, []string{labelReason}),
+		ackLatency: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: metricAckLatency, ConstLabels: outbox, Buckets: ackBuckets,
+			Help: "Time from publish to PubAck.",
+		}),
+		publishLag: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: metricPublishLag, ConstLabels: outbox, Buckets: lagBuckets,
+			Help: "Time from created_at to PubAck.",
+		}),
+		routed: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: metricRouted,
+			Help: "Dead letters opened by this process, by reason.",
+		}, []string{labelReason}),
+	}
+	shards := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: metricShards, ConstLabels: outbox,
+		Help: "Shards of keys this relay holds now.",
+	}, func() float64 {
+		if h.now().Role == string(relay.RoleActive) {
+			return 1 // SQLite has one shard
+		}
+		return 0
+	})
+	m.registry.MustRegister(m.published, m.duplicates, m.failures, m.ackLatency, m.publishLag, m.routed, shards,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// hooks count what the relay reports.
+func (m *metrics) hooks() relay.Hooks {
+	return relay.Hooks{
+		PublishedFunc: func(ack, lag time.Duration, duplicate bool) {
+			m.published.Inc()
+			if duplicate {
+				m.duplicates.Inc()
+			}
+			m.ackLatency.Observe(ack.Seconds())
+			m.publishLag.Observe(lag.Seconds())
+		},
+		FailedFunc: func(class string) { m.failures.WithLabelValues(class).Inc() },
+	}
+}
+
+// letterRouted counts an opened letter. Reasons other than jetbox's own share
+// one label.
+func (m *metrics) letterRouted(reason string) {
+	m.routed.WithLabelValues(knownReason(reason)).Inc()
+}
