@@ -178,8 +178,17 @@ func (b *bus) startOn(js jetstream.JetStream, h consumer.Handler, cfg consumer.C
 	return stop
 }
 
+// pass lets time pass and everything settle that is due by then.
+func (b *bus) pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// info is what the server knows of the consumer once it has dealt with every
+// answer.
 func (b *bus) info() *jetstream.ConsumerInfo {
 	b.Helper()
+	synctest.Wait()
 	c, err := b.js.Consumer(b.Context(), streamName, durable)
 	if err != nil {
 		b.Fatalf("look up consumer: %v", err)
@@ -190,7 +199,6 @@ func (b *bus) info() *jetstream.ConsumerInfo {
 // wantSettled checks that the server waits for nothing more.
 func (b *bus) wantSettled() {
 	b.Helper()
-	synctest.Wait()
 	if i := b.info(); i.NumAckPending != 0 || i.NumPending != 0 {
 		b.Errorf("unsettled = %d, undelivered = %d, want none", i.NumAckPending, i.NumPending)
 	}
@@ -288,6 +296,12 @@ func (l *letters) named(name string) (out []step) {
 		}
 	}
 	return out
+}
+
+func (l *letters) attempts() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.tries
 }
 
 func (l *letters) names() (out []string) {

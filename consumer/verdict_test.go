@@ -24,7 +24,7 @@ func TestHandledMessagesAreAcknowledgedInStreamOrder(t *testing.T) {
 		keys := b.publishN(50)
 		var seen record
 		b.start(seen.ok, consumer.Config{})
-		time.Sleep(time.Second)
+		b.pass(time.Second)
 		if got := seen.keys(); !slices.Equal(got, keys) {
 			b.Errorf("handled %v, want %v", got, keys)
 		}
@@ -58,7 +58,7 @@ func TestRetriesFollowTheBackoff(t *testing.T) {
 					}
 					return nil
 				}, consumer.Config{DeadLetters: dlq, HandleTimeout: timeout, Workers: messages})
-				time.Sleep(time.Minute)
+				b.pass(time.Minute)
 
 				b.wantSettled()
 				if got := dlq.names(); slices.Contains(got, "park") {
@@ -98,7 +98,7 @@ func TestDelaysStopGrowingAtMaxBackoff(t *testing.T) {
 		var seen record
 		b.start(func(_ context.Context, d *consumer.Delivery) error { seen.add(d); return errHandler },
 			consumer.Config{MaxDeliver: 8, Backoff: time.Second, MaxBackoff: 3 * time.Second, DeadLetters: &letters{}})
-		time.Sleep(time.Minute)
+		b.pass(time.Minute)
 		tries := seen.of("k")
 		if len(tries) != 8 {
 			b.Fatalf("deliveries = %d, want 8", len(tries))
@@ -139,7 +139,7 @@ func TestLastFailedDeliveryIsParkedBeforeItIsTerminated(t *testing.T) {
 		}, consumer.Config{MaxDeliver: 3, DeadLetters: dlq, HandledFunc: func(_ *consumer.Delivery, v consumer.Verdict, _ time.Duration) {
 			verdicts = append(verdicts, v)
 		}})
-		time.Sleep(time.Hour)
+		b.pass(time.Hour)
 
 		if got := dlq.names(); !slices.Equal(got, []string{"intend", "park"}) {
 			b.Fatalf("letters: %v, want intend, park", got)
@@ -185,7 +185,7 @@ func TestLastDeliveryThatSucceedsWithdrawsItsIntent(t *testing.T) {
 			}
 			return nil
 		}, consumer.Config{MaxDeliver: 2, DeadLetters: dlq})
-		time.Sleep(time.Minute)
+		b.pass(time.Minute)
 		if got := dlq.names(); !slices.Equal(got, []string{"intend", "withdraw"}) {
 			b.Errorf("letters: %v, want intend, withdraw", got)
 		}
@@ -200,7 +200,7 @@ func TestPermanentErrorIsParkedAtOnce(t *testing.T) {
 		b.start(func(context.Context, *consumer.Delivery) error {
 			return fmt.Errorf("handle: %w", jetbox.Permanent(errors.New("no such customer\nsecond line")))
 		}, consumer.Config{DeadLetters: dlq})
-		time.Sleep(time.Minute)
+		b.pass(time.Minute)
 		parked := dlq.named("park")
 		if len(parked) != 1 || parked[0].f.Reason != jetbox.ReasonTerminated || parked[0].f.Deliveries != 1 {
 			b.Fatalf("letters: %+v, want one, terminated, after 1 delivery", parked)
@@ -236,7 +236,7 @@ func TestWithoutDeadLettersTheServerReportsTheEnd(t *testing.T) {
 			}
 			return errHandler
 		}, consumer.Config{MaxDeliver: 2})
-		time.Sleep(time.Minute)
+		b.pass(time.Minute)
 		mu.Lock()
 		defer mu.Unlock()
 		if advisories["MAX_DELIVERIES"] != 1 || advisories["MSG_TERMINATED"] != 1 {
@@ -278,7 +278,7 @@ func TestHandlerThatDoesNotReturnIsNeverAcknowledged(t *testing.T) {
 					effects.add(d)
 					return nil
 				}, consumer.Config{MaxDeliver: 3, DeadLetters: dlq})
-				time.Sleep(time.Minute)
+				b.pass(time.Minute)
 
 				if n := len(effects.all()); n != 19 || tries != 3 {
 					b.Errorf("effects = %d, tries = %d, want 19 and 3", n, tries)
@@ -306,7 +306,7 @@ func TestPoisonLeavesAWorkQueueOnceParked(t *testing.T) {
 		dlq := &letters{}
 		b.start(func(context.Context, *consumer.Delivery) error { return errHandler },
 			consumer.Config{MaxDeliver: 2, Backoff: 10 * time.Millisecond, DeadLetters: dlq})
-		time.Sleep(time.Minute)
+		b.pass(time.Minute)
 		s, err := b.js.Stream(b.Context(), streamName)
 		if err != nil {
 			b.Fatal(err)

@@ -1,0 +1,411 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/consumer"
+)
+
+type consumerConfig = jetstream.ConsumerConfig
+
+// createConsumer makes the durable before the product does.
+func (b *bus) createConsumer(adjust func(*consumerConfig)) {
+	b.Helper()
+	cfg := consumerConfig{Durable: durable, AckPolicy: jetstream.AckExplicitPolicy, MaxDeliver: 5}
+	adjust(&cfg)
+	if _, err := b.js.CreateConsumer(b.Context(), streamName, cfg); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// BR-48: a stop in the middle costs nothing. What no handler saw is not counted
+// as tried, what was handled does not come back, and the next instance starts
+// at once, not after an ack wait.
+func TestShutdownHandsOverAtOnce(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		const messages, workers = 1000, 4
+		b.publishN(messages)
+		var first, second record
+		work := func(r *record) consumer.Handler {
+			return func(_ context.Context, d *consumer.Delivery) error {
+				time.Sleep(100 * time.Millisecond)
+				r.add(d)
+				return nil
+			}
+		}
+		stop := b.start(work(&first), consumer.Config{Workers: workers})
+		b.pass(5*time.Second + 50*time.Millisecond)
+		begin := time.Now()
+		if err := stop(); err != nil {
+			b.Fatalf("Run: %v", err)
+		}
+		if took := time.Since(begin); took > time.Second {
+			b.Errorf("shutdown took %v, want the time of one handler", took)
+		}
+		if i := b.info(); i.NumAckPending != 0 {
+			b.Errorf("unsettled after the stop = %d, want 0", i.NumAckPending)
+		}
+		begin = time.Now()
+		b.start(work(&second), consumer.Config{Workers: workers})
+		b.pass(time.Minute)
+
+		if len(second.all()) == 0 {
+			b.Fatal("second instance got nothing")
+		}
+		if wait := second.all()[0].at.Sub(begin); wait > 2*time.Second {
+			b.Errorf("second instance handled its first message after %v, want at most 2s", wait)
+		}
+		again := 0
+		times := map[string]int{}
+		for _, s := range append(first.all(), second.all()...) {
+			times[s.key]++
+			if s.delivered > 1 {
+				again++
+			}
+		}
+		if len(times) != messages || len(first.all())+len(second.all()) != messages || again > workers {
+			b.Errorf("handled %d different messages in %d calls, %d redelivered, want %d, %d and at most %d",
+				len(times), len(first.all())+len(second.all()), again, messages, messages, workers)
+		}
+		b.wantSettled()
+	})
+}
+
+// Handlers that take longer than DrainTimeout are told to stop, and why.
+func TestDrainTimeoutCancelsHandlers(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		b.publish("k")
+		var cause error
+		stop := b.start(func(ctx context.Context, _ *consumer.Delivery) error {
+			<-ctx.Done()
+			cause = context.Cause(ctx)
+			return ctx.Err()
+		}, consumer.Config{DrainTimeout: 7 * time.Second})
+		b.pass(time.Second)
+		begin := time.Now()
+		if err := stop(); err != nil {
+			b.Errorf("Run: %v", err)
+		}
+		if took := time.Since(begin); took != 7*time.Second || !errors.Is(cause, consumer.ErrStopping) {
+			b.Errorf("stopped after %v with cause %v, want 7s and ErrStopping", took, cause)
+		}
+		if naks := b.answersLike(1, "-NAK"); len(naks) != 1 {
+			b.Errorf("naks = %v, want one", naks)
+		}
+	})
+}
+
+// An idle consumer stops at once, and its open request takes no message along.
+func TestIdleConsumerStopsAtOnce(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		var seen record
+		stop := b.start(seen.ok, consumer.Config{Workers: 10})
+		b.pass(time.Minute)
+		begin := time.Now()
+		if err := stop(); err != nil || time.Since(begin) > 10*time.Millisecond {
+			b.Errorf("stop of an idle consumer: %v after %v, want nil at once", err, time.Since(begin))
+		}
+		b.publish("k")
+		b.pass(time.Minute)
+		if i := b.info(); i.NumAckPending != 0 || i.NumPending != 1 {
+			b.Errorf("unsettled = %d, undelivered = %d, want 0 and 1", i.NumAckPending, i.NumPending)
+		}
+		b.start(seen.ok, consumer.Config{})
+		b.pass(time.Second)
+		if s := seen.all(); len(s) != 1 || s[0].delivered != 1 {
+			b.Errorf("deliveries = %+v, want one first delivery", s)
+		}
+	})
+}
+
+// BR-44: the broker goes away in the middle of handlers, many times. The
+// process lives, consumption resumes, and nothing is lost.
+func TestConsumptionResumesAfterBrokerRestarts(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		var handled record
+		b.start(func(_ context.Context, d *consumer.Delivery) error {
+			time.Sleep(10 * time.Second)
+			handled.add(d)
+			return nil
+		}, consumer.Config{Workers: 2})
+		want := map[string]bool{}
+		for round := range 5 {
+			for i := range 4 {
+				key := fmt.Sprintf("r%d-%d", round, i)
+				want[key] = true
+				b.publish(key)
+			}
+			time.Sleep(5 * time.Second)
+			if err := b.srv.Close(); err != nil {
+				b.Fatal(err)
+			}
+			time.Sleep(20 * time.Second)
+			if err := b.srv.Restart(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+			time.Sleep(2 * time.Second) // until our own connection is back
+			key := fmt.Sprintf("r%d-after", round)
+			want[key] = true
+			b.publish(key)
+			time.Sleep(30 * time.Second)
+			if len(handled.of(key)) == 0 {
+				b.Errorf("round %d: nothing new handled within 30s of the restart", round)
+			}
+		}
+		b.pass(2 * time.Minute)
+		for _, k := range handled.keys() {
+			delete(want, k)
+		}
+		if len(want) > 0 {
+			b.Errorf("never handled: %v", want)
+		}
+		b.wantSettled()
+	})
+}
+
+func TestClosedConnectionEndsRunWithAnError(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		nc, js := b.connect()
+		c, err := consumer.New(js, (&record{}).ok, b.config(consumer.Config{}))
+		if err != nil {
+			b.Fatal(err)
+		}
+		time.AfterFunc(time.Minute, nc.Close)
+		if err := c.Run(b.Context()); !errors.Is(err, nats.ErrConnectionClosed) {
+			b.Errorf("Run: %v, want ErrConnectionClosed", err)
+		}
+	})
+}
+
+// BR-45: the consumer is deleted while idle and while busy. It is created again
+// and starts at the first message; nothing is missed.
+func TestDeletedConsumerIsCreatedAgain(t *testing.T) {
+	for _, busy := range []bool{false, true} {
+		t.Run(fmt.Sprintf("busy %v", busy), func(t *testing.T) {
+			inBubble(t, func(b *bus) {
+				b.publish("a", "b")
+				var seen record
+				b.start(func(_ context.Context, d *consumer.Delivery) error {
+					if busy {
+						time.Sleep(10 * time.Second)
+					}
+					seen.add(d)
+					return nil
+				}, consumer.Config{MaxDeliver: 7})
+				b.pass(5 * time.Second)
+				if err := b.js.DeleteConsumer(b.Context(), streamName, durable); err != nil {
+					b.Fatal(err)
+				}
+				b.pass(time.Second)
+				b.publish("c")
+				b.pass(time.Minute)
+				if len(seen.of("c")) != 1 {
+					b.Errorf("handled %v, want c once", seen.keys())
+				}
+				if i := b.info(); i.Config.MaxDeliver != 7 {
+					b.Errorf("MaxDeliver of the new consumer = %d, want 7", i.Config.MaxDeliver)
+				}
+				if len(b.log.containing("WARN consumer was deleted")) != 1 {
+					b.Errorf("log does not say once that the consumer was deleted")
+				}
+				b.wantSettled()
+			})
+		})
+	}
+}
+
+// BR-45: a stream that is gone for good ends Run with an error that says so; one
+// that is created again is consumed from its start.
+func TestDeletedStreamEndsRunUnlessItComesBack(t *testing.T) {
+	for _, back := range []bool{false, true} {
+		t.Run(fmt.Sprintf("back %v", back), func(t *testing.T) {
+			inBubble(t, func(b *bus) {
+				b.publish("a")
+				var seen record
+				c, err := consumer.New(b.js, seen.ok, b.config(consumer.Config{}))
+				if err != nil {
+					b.Fatal(err)
+				}
+				ctx, cancel := context.WithCancel(b.Context())
+				done := make(chan error, 1)
+				go func() { done <- c.Run(ctx) }()
+				b.pass(time.Second)
+				if err := b.js.DeleteStream(b.Context(), streamName); err != nil {
+					b.Fatal(err)
+				}
+				begin := time.Now()
+				if !back {
+					err := <-done
+					if took := time.Since(begin); !errors.Is(err, jetstream.ErrStreamNotFound) || took > 45*time.Second {
+						b.Errorf("Run: %v after %v, want ErrStreamNotFound within 45s", err, took)
+					}
+					cancel()
+					return
+				}
+				b.pass(10 * time.Second)
+				if _, err := b.js.CreateStream(b.Context(), jetstream.StreamConfig{Name: streamName, Subjects: []string{"events.>"}}); err != nil {
+					b.Fatal(err)
+				}
+				b.publish("b")
+				b.pass(20 * time.Second)
+				if len(seen.of("b")) != 1 {
+					b.Errorf("handled %v, want b", seen.keys())
+				}
+				cancel()
+				if err := <-done; err != nil {
+					b.Errorf("Run: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// BR-43: an existing consumer is used as it is, the differences are logged, and
+// its own MaxDeliver decides which delivery is the last.
+func TestExistingConsumerKeepsItsSettings(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		b.createConsumer(func(c *consumerConfig) { c.MaxDeliver, c.AckWait = 3, 45*time.Second })
+		b.publish("k")
+		dlq := &letters{}
+		var seen record
+		b.start(func(_ context.Context, d *consumer.Delivery) error { seen.add(d); return errHandler },
+			consumer.Config{MaxDeliver: 5, AckWait: 10 * time.Second, DeadLetters: dlq})
+		b.pass(time.Hour)
+		if i := b.info(); i.Config.MaxDeliver != 3 || i.Config.AckWait != 45*time.Second {
+			b.Errorf("MaxDeliver, AckWait = %d, %v, want them untouched", i.Config.MaxDeliver, i.Config.AckWait)
+		}
+		if len(seen.all()) != 3 || len(dlq.named("park")) != 1 {
+			b.Errorf("deliveries = %d, letters = %d, want 3 and 1", len(seen.all()), len(dlq.named("park")))
+		}
+		lines := b.log.containing("differs")
+		if len(lines) != 1 || !strings.Contains(lines[0], "MaxDeliver is 3, configured 5; AckWait is 45s, configured 10s") {
+			b.Errorf("log = %q, want one line with both differences", lines)
+		}
+	})
+}
+
+func TestUnusableConsumerIsRefused(t *testing.T) {
+	tests := []struct {
+		name   string
+		adjust func(*consumerConfig)
+		want   string
+	}{
+		{"no acks", func(c *consumerConfig) { c.AckPolicy = jetstream.AckNonePolicy; c.MaxDeliver = 0 }, "ack policy"},
+		{"priority groups", func(c *consumerConfig) {
+			c.PriorityPolicy, c.PriorityGroups = jetstream.PriorityPolicyOverflow, []string{"g"}
+		}, "priority groups"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			inBubble(t, func(b *bus) {
+				b.createConsumer(tt.adjust)
+				c, err := consumer.New(b.js, (&record{}).ok, b.config(consumer.Config{}))
+				if err != nil {
+					b.Fatal(err)
+				}
+				err = c.Run(b.Context())
+				if !errors.Is(err, consumer.ErrUnusable) || !strings.Contains(err.Error(), tt.want) {
+					b.Errorf("Run: %v, want ErrUnusable about %s", err, tt.want)
+				}
+			})
+		})
+	}
+}
+
+func TestSecondRunIsRefusedWhileTheFirstRuns(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		c, err := consumer.New(b.js, (&record{}).ok, b.config(consumer.Config{}))
+		if err != nil {
+			b.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(b.Context())
+		done := make(chan error, 1)
+		go func() { done <- c.Run(ctx) }()
+		synctest.Wait()
+		if err := c.Run(ctx); !errors.Is(err, consumer.ErrRunning) {
+			b.Errorf("second Run: %v, want ErrRunning", err)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			b.Errorf("first Run: %v", err)
+		}
+	})
+}
+
+// A crash loop must not take healthy messages along: one message ends the
+// process each time, nine others are in hand with it, three deliveries are
+// allowed, a supervisor starts the process again. Only the one is lost to the
+// dead letters.
+func TestCrashLoopDeadLettersOnlyTheMessageThatCrashes(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		const messages = 50
+		b.publishN(messages)
+		var handled record
+		dlq := &letters{}
+		crashes := 0
+		for process := 0; ; process++ {
+			nc, js := b.connect(nats.NoReconnect())
+			var crashed atomic.Bool
+			c, err := consumer.New(js, func(_ context.Context, d *consumer.Delivery) error {
+				if d.Key == "k004" && !crashed.Swap(true) {
+					crashes++
+					nc.Close() // the end of the process, for the broker
+				}
+				time.Sleep(100 * time.Millisecond)
+				if crashed.Load() {
+					return errHandler // nobody hears this
+				}
+				handled.add(d)
+				return nil
+			}, b.config(consumer.Config{Workers: 10, MaxDeliver: 3, DeadLetters: dlq, DrainTimeout: time.Second}))
+			if err != nil {
+				b.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(b.Context(), 10*time.Minute)
+			err = c.Run(ctx)
+			cancel()
+			nc.Close()
+			if !crashed.Load() {
+				if err != nil {
+					b.Errorf("Run: %v", err)
+				}
+				break
+			}
+			if process > 10 {
+				b.Fatal("the process crashes for ever")
+			}
+		}
+		if crashes != 3 {
+			b.Errorf("crashes = %d, want one for each delivery", crashes)
+		}
+		if n := len(handled.all()); n < messages-1 {
+			b.Errorf("handled = %d, want at least %d", n, messages-1)
+		}
+		unique := map[string]bool{}
+		for _, k := range handled.keys() {
+			unique[k] = true
+		}
+		if len(unique) != messages-1 || unique["k004"] {
+			b.Errorf("different messages handled = %d, want all but the one", len(unique))
+		}
+		var left []string
+		for _, s := range dlq.named("intend") {
+			left = append(left, s.f.Header[jetbox.HeaderIdempotencyKey][0])
+		}
+		withdrawn := len(dlq.named("withdraw"))
+		if len(left)-withdrawn != 1 || !strings.Contains(strings.Join(left, " "), "k004") {
+			b.Errorf("intents = %v, %d withdrawn, want only k004's to be left", left, withdrawn)
+		}
+	})
+}
