@@ -88,8 +88,7 @@ func (s *Store) record(ctx context.Context, tx *sql.Tx, outcomes []jetbox.Outcom
 		Scan(&behind); err != nil {
 		return err
 	}
-	var gone []int64
-	var archive bool
+	gone := make(map[jetbox.Removal][]int64)
 	for _, o := range outcomes {
 		if o.State == jetbox.Pending || o.Freeze {
 			continue
@@ -100,12 +99,11 @@ func (s *Store) record(ctx context.Context, tx *sql.Tx, outcomes []jetbox.Outcom
 			}
 		}
 		if o.State == jetbox.Published && o.Remove != jetbox.Keep {
-			gone = append(gone, o.Pos)
-			archive = o.Remove == jetbox.Archive
+			gone[o.Remove] = append(gone[o.Remove], o.Pos)
 		}
 	}
-	if len(gone) > 0 {
-		if err := s.remove(bg, tx, gone, archive); err != nil {
+	for how, ids := range gone {
+		if err := s.remove(bg, tx, ids, how == jetbox.Archive); err != nil {
 			return err
 		}
 	}
