@@ -240,11 +240,17 @@ func (s *Store) Stats(ctx context.Context) (outbox.Stats, error) {
 			(SELECT count(*) FROM "{t}" INDEXED BY "{t}_behind" WHERE hold = 3),
 		(SELECT count(*) FROM "{t}" INDEXED BY "{t}_ready"
 			WHERE status = 'PENDING' AND hold = 0 AND id BETWEEN l.claimed_from AND l.claimed_to),
+		-- Of every kind of row that is due: ready; sleeping although its time has
+		-- come, since no relay wakes it; waiting for a retry; behind its key.
 		min(
 			coalesce((SELECT created_at FROM "{t}" INDEXED BY "{t}_ready" WHERE status = 'PENDING' AND hold = 0
 				AND coalesce(available_at, 0) <= ?1 ORDER BY id LIMIT 1), 9223372036854775807),
+			coalesce((SELECT min(created_at) FROM "{t}" INDEXED BY "{t}_due" WHERE status = 'PENDING' AND hold IN (1, 2)
+				AND coalesce(available_at, 0) <= ?1), 9223372036854775807),
 			coalesce((SELECT min(created_at) FROM "{t}" INDEXED BY "{t}_retry" WHERE hold = 2 AND status = 'PENDING'),
-				9223372036854775807)),
+				9223372036854775807),
+			coalesce((SELECT created_at FROM "{t}" WHERE id =
+				(SELECT min(id) FROM "{t}" INDEXED BY "{t}_behind" WHERE hold = 3)), 9223372036854775807)),
 		(SELECT count(*) FROM "{t}" INDEXED BY "{t}_dead" WHERE status = 'DEAD_LETTER'),
 		`+pageSize+`, l.owner, l.holder, l.epoch, l.expires_at
 		FROM "{t}_lease" l WHERE l.shard = 0`), now).
