@@ -9,6 +9,12 @@ import (
 	"github.com/seed-5e04d8fb/jetbox"
 )
 
+// storedLease is the lease as the file has it.
+type storedLease struct {
+	jetbox.Lease
+	length time.Duration // as its owner asked for it
+}
+
 // observedLease is what a standby remembers of somebody else's lease: when it
 // saw it change last, by its own monotonic clock.
 type observedLease struct {
@@ -20,8 +26,9 @@ type observedLease struct {
 // Acquire takes the lease for owner when it is free, expired or owner's own, and
 // then makes it last for length from now. Otherwise it changes nothing and
 // returns who has it, with Held false. A lease that this process has watched for
-// a whole length without seeing a renewal is expired too, whatever its time
-// says: a clock that was set back must not freeze the outbox.
+// its whole length, and for the one asked for, without seeing a renewal is
+// expired too, whatever its time says: a clock that was set back must not freeze
+// the outbox.
 func (s *Store) Acquire(ctx context.Context, owner string, length time.Duration) (jetbox.Lease, error) {
 	lease, err := s.acquire(ctx, owner, length)
 	if err != nil {
@@ -40,18 +47,22 @@ func (s *Store) acquire(ctx context.Context, owner string, length time.Duration)
 		}
 		mine := current.Owner == owner
 		if current.Owner != "" && !mine && now.Before(current.Expires) && !s.silent(current, now, length) {
-			lease = current
+			lease = current.Lease
 			return nil
 		}
 		next := jetbox.Lease{Owner: owner, Holder: holder(), Epoch: current.Epoch, Held: true, Expires: now.Add(length)}
 		if !mine {
 			next.Epoch++
 		}
-		// The epoch read above is the condition: of two relays that both find
-		// the lease expired, one changes the row and the other none.
+		// What was read above is the condition: of two relays that both find
+		// the lease expired, one changes the row and the other none. The end
+		// belongs to it: an owner that has renewed meanwhile, under the same
+		// epoch, was told that it may send.
 		res, err := s.relay.ExecContext(ctx, s.sql(`UPDATE "{t}_lease"
-			SET owner = ?, holder = ?, epoch = ?, expires_at = ? WHERE shard = 0 AND epoch = ? AND coalesce(owner, '') = ?`),
-			owner, next.Holder, next.Epoch, next.Expires.UnixMilli(), current.Epoch, current.Owner)
+			SET owner = ?, holder = ?, epoch = ?, expires_at = ?, length = ?
+			WHERE shard = 0 AND epoch = ? AND coalesce(owner, '') = ? AND expires_at = ?`),
+			owner, next.Holder, next.Epoch, next.Expires.UnixMilli(), length.Milliseconds(),
+			current.Epoch, current.Owner, current.Expires.UnixMilli())
 		if err != nil {
 			return err
 		}
@@ -63,23 +74,24 @@ func (s *Store) acquire(ctx context.Context, owner string, length time.Duration)
 			lease = next
 			return nil
 		}
-		lease, err = s.lease(ctx, s.db)
+		current, err = s.lease(ctx, s.db)
+		lease = current.Lease
 		lease.Held = lease.Owner == owner
 		return err
 	})
 	return lease, err
 }
 
-// silent reports whether the lease has not been renewed for its length, as far
-// as this process has seen.
-func (s *Store) silent(l jetbox.Lease, now time.Time, length time.Duration) (silent bool) {
+// silent reports whether the lease has not been renewed for as long as it lasts,
+// nor for length, as far as this process has seen.
+func (s *Store) silent(l storedLease, now time.Time, length time.Duration) (silent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	expires := l.Expires.UnixMilli()
 	if s.seen.epoch != l.Epoch || s.seen.expires != expires {
 		s.seen = observedLease{epoch: l.Epoch, expires: expires, since: now}
 	}
-	return now.Sub(s.seen.since) > length
+	return now.Sub(s.seen.since) > max(length, l.length)
 }
 
 // Release gives the lease back, so that another relay starts at once. A lease
@@ -88,7 +100,7 @@ func (s *Store) Release(ctx context.Context, l jetbox.Lease) error {
 	err := retryBusy(ctx, func(ctx context.Context) error {
 		_, err := s.relay.ExecContext(ctx, s.sql(`UPDATE "{t}_lease" SET owner = NULL, holder = NULL, expires_at = 0
 			WHERE shard = 0 AND owner = ? AND epoch = ?`), l.Owner, l.Epoch)
-		return err
+		return noTables(err)
 	})
 	if err != nil {
 		return fmt.Errorf("release lease of outbox %q: %w", s.table, err)
@@ -96,17 +108,20 @@ func (s *Store) Release(ctx context.Context, l jetbox.Lease) error {
 	return nil
 }
 
-func (s *Store) lease(ctx context.Context, q queryer) (jetbox.Lease, error) {
+func (s *Store) lease(ctx context.Context, q queryer) (storedLease, error) {
 	var (
-		owner, holder  sql.NullString
-		epoch, expires int64
+		owner, holder          sql.NullString
+		epoch, expires, length int64
 	)
-	err := q.QueryRowContext(ctx, s.sql(`SELECT owner, holder, epoch, expires_at FROM "{t}_lease" WHERE shard = 0`)).
-		Scan(&owner, &holder, &epoch, &expires)
+	err := q.QueryRowContext(ctx, s.sql(`SELECT owner, holder, epoch, expires_at, length FROM "{t}_lease" WHERE shard = 0`)).
+		Scan(&owner, &holder, &epoch, &expires, &length)
 	if err != nil {
-		return jetbox.Lease{}, noTables(err)
+		return storedLease{}, noTables(err)
 	}
-	return jetbox.Lease{Owner: owner.String, Holder: holder.String, Epoch: epoch, Expires: time.UnixMilli(expires)}, nil
+	return storedLease{
+		jetbox.Lease{Owner: owner.String, Holder: holder.String, Epoch: epoch, Expires: time.UnixMilli(expires)},
+		time.Duration(length) * time.Millisecond,
+	}, nil
 }
 
 // fenced runs f in a transaction of the relay whose first statement is an update

@@ -40,6 +40,9 @@ const (
 // NOT NULL ON CONFLICT REPLACE: an explicit NULL, as some mappers send for every
 // field, takes the default instead of making a row that no relay sees.
 //
+// A sleeping row whose available_at somebody has set to NULL is due at once, as
+// NULL says everywhere: hence the coalesce in the indexes.
+//
 // The payload is last, so that reading a row's state never walks the overflow
 // pages of a long one.
 var migrations = []string{`
@@ -72,8 +75,8 @@ CREATE TABLE "{t}" (
 );
 CREATE UNIQUE INDEX "{t}_key" ON "{t}" (coalesce(idempotency_key, event_id));
 CREATE INDEX "{t}_ready" ON "{t}" (id) WHERE status = 'PENDING' AND hold = 0;
-CREATE INDEX "{t}_due" ON "{t}" (available_at) WHERE status = 'PENDING' AND hold IN (1, 2);
-CREATE INDEX "{t}_later" ON "{t}" (aggregate_id, coalesce(aggregate_type, ''), available_at)
+CREATE INDEX "{t}_due" ON "{t}" (coalesce(available_at, 0)) WHERE status = 'PENDING' AND hold IN (1, 2);
+CREATE INDEX "{t}_later" ON "{t}" (aggregate_id, coalesce(aggregate_type, ''), coalesce(available_at, 0))
 	WHERE hold = 1 AND aggregate_id <> '';
 CREATE INDEX "{t}_retry" ON "{t}" (aggregate_id, coalesce(aggregate_type, ''), id) WHERE hold = 2;
 CREATE INDEX "{t}_behind" ON "{t}" (aggregate_id, coalesce(aggregate_type, ''), id) WHERE hold = 3;
@@ -96,6 +99,7 @@ CREATE TABLE "{t}_lease" (
 	holder TEXT,
 	epoch INTEGER NOT NULL DEFAULT 0,
 	expires_at INTEGER NOT NULL DEFAULT 0,
+	length INTEGER NOT NULL DEFAULT 0,
 	claimed_from INTEGER,
 	claimed_to INTEGER,
 	claimed_at INTEGER
