@@ -1,0 +1,154 @@
+package outboxtest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/seed-5e04d8fb/jetbox"
+)
+
+func claimScenarios() []scenario {
+	return []scenario{
+		{"a claim hands out the lowest ids, up to its limit, until they are recorded", migrated(claimLowestFirst)},
+		{"only claimed rows are processing, and a takeover keeps the range", migrated(processingShown)},
+		{"an empty outbox claims nothing", migrated(claimNothing)},
+		{"wait returns after a commit by another connection", migrated(waitReturns)},
+		{"a scheduled row comes when due and holds nobody", migrated(scheduledHoldsNobody)},
+		{"a scheduled row that can go any time goes at once", migrated(scheduledInThePast)},
+	}
+}
+
+func claimLowestFirst(t *testing.T, b *bench) {
+	ids := b.add(append(keyed("k", 3), append(keyed("", 2), keyed("l", 2)...)...)...)
+	l := b.lease("a")
+	b.claimIDs(l, 1, ids[0])
+	b.claimIDs(l, 3, ids[:3]...)
+	b.claimIDs(l, 100, ids...)
+	// Not the first one: what is left is still in order.
+	b.record(l, published(ids[1], ids[4])...)
+	b.claimIDs(l, 3, ids[0], ids[2], ids[3])
+	b.record(l, published(ids[0], ids[2], ids[3], ids[5], ids[6])...)
+	b.claimIDs(l, 100)
+}
+
+func processingShown(t *testing.T, b *bench) {
+	ids := b.add(keyed("", 6)...)
+	b.wantStates(jetbox.Pending, ids...)
+	l := b.lease("a")
+	b.claimIDs(l, 4, ids[:4]...)
+	b.wantStates(jetbox.Processing, ids[:4]...)
+	b.wantStates(jetbox.Pending, ids[4:]...)
+	if n := b.number("SELECT count(*) FROM {t} WHERE status = 'PENDING'"); n != 6 {
+		t.Errorf("%d rows are PENDING in the table, want all 6", n)
+	}
+
+	b.record(l, published(ids[0], ids[3])...)
+	b.wantStates(jetbox.Published, ids[0], ids[3])
+	b.wantStates(jetbox.Processing, ids[1], ids[2])
+	st, err := b.Stats(t.Context())
+	b.check(err)
+	if st.Pending != 4 || st.Claimed != 2 {
+		t.Errorf("stats = %+v, want 4 pending, 2 of them claimed", st)
+	}
+
+	// Row 0 and 3 have shrunk the range from both ends: 1 and 2 are of unknown
+	// outcome, and stay so when another relay takes over.
+	b.check(b.Release(t.Context(), l))
+	b.wantStates(jetbox.Processing, ids[1], ids[2])
+	other := b.another()
+	l = other.lease("b")
+	b.wantStates(jetbox.Processing, ids[1], ids[2])
+	b.wantStates(jetbox.Pending, ids[4:]...)
+
+	// Claiming more does not forget them, recording more does not either.
+	other.claimIDs(l, 3, ids[1], ids[2], ids[4])
+	other.record(l, published(ids[4])...)
+	b.wantStates(jetbox.Processing, ids[1], ids[2])
+	other.record(l, published(ids[2])...)
+	b.wantStates(jetbox.Processing, ids[1])
+	b.wantStates(jetbox.Pending, ids[5])
+	other.record(l, published(ids[1])...)
+	b.wantStates(jetbox.Published, ids[:5]...)
+	b.wantStates(jetbox.Pending, ids[5])
+	late := b.add(keyed("", 1)...)
+	b.wantStates(jetbox.Pending, late...)
+}
+
+func claimNothing(t *testing.T, b *bench) {
+	l := b.lease("a")
+	b.claimIDs(l, 10)
+	b.record(l)
+	b.record(l, published(1, 2, 3)...) // rows that are gone, or never were
+	b.claimIDs(l, 10)
+}
+
+func waitReturns(t *testing.T, b *bench) {
+	other := b.another()
+	// It is a hint: it may return for nothing, and for what was before.
+	quiet := func() {
+		b.eventually("wait for nothing", func() (bool, string) {
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+			defer cancel()
+			err := b.Wait(ctx)
+			if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatalf("Wait = %v, want nil or the context's error", err)
+			}
+			return err != nil, "it returns nil again and again"
+		})
+	}
+	for _, writer := range []*bench{other, b} {
+		quiet()
+		returned := make(chan error, 1)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		go func() { returned <- b.Wait(ctx) }()
+		writer.add(keyed("", 1)...)
+		if err := <-returned; err != nil {
+			t.Errorf("Wait after a commit = %v, want nil", err)
+		}
+	}
+}
+
+func scheduledHoldsNobody(t *testing.T, b *bench) {
+	due := time.Now().Add(300 * time.Millisecond)
+	events := append(keyed("k", 3), keyed("", 1)...)
+	later(events[0], due)
+	later(events[3], due)
+	ids := b.add(events...)
+	l := b.lease("a")
+	b.claimIDs(l, 10, ids[1], ids[2])
+	b.record(l, published(ids[1], ids[2])...)
+	if time.Now().Before(due) {
+		b.wantStates(jetbox.Pending, ids[0], ids[3])
+	}
+	rows := b.claimWhenDue(l, 10)
+	if now := time.Now(); now.Before(due) {
+		t.Errorf("rows %v came at %v, %v too early", positions(rows), now, due.Sub(now))
+	}
+	b.record(l, published(positions(rows)...)...)
+	b.eventually("publish the scheduled rows", func() (bool, string) {
+		b.drain(l, 10)
+		return b.number("SELECT count(*) FROM {t} WHERE status = 'PENDING'") == 0, b.dump()
+	})
+	for _, id := range []int64{ids[0], ids[3]} {
+		if at := b.show(id).PublishedAt; at.Before(due.Truncate(time.Millisecond)) {
+			t.Errorf("row %d was published at %v, scheduled for %v", id, at, due)
+		}
+	}
+}
+
+func scheduledInThePast(t *testing.T, b *bench) {
+	events := keyed("k", 4)
+	for i, ev := range events {
+		later(ev, time.Now().Add(-time.Duration(i+1)*time.Hour)) // the last one since longest
+	}
+	ids := b.add(events...)
+	l := b.lease("a")
+	b.claimIDs(l, 2, ids[:2]...)
+	if got := positions(b.drain(l, 3)); !slices.Equal(got, ids) {
+		t.Errorf("drained %v, want %v", got, ids)
+	}
+}

@@ -1,0 +1,4 @@
+package outboxtest
+
+func concurrentScenarios() []scenario { return nil }
+func modelScenarios() []scenario      { return nil }

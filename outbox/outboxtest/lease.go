@@ -1,0 +1,213 @@
+package outboxtest
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/seed-5e04d8fb/jetbox"
+)
+
+func leaseScenarios() []scenario {
+	return []scenario{
+		{"the lease is exclusive, renewed by its owner and handed over by a release", migrated(leaseLife)},
+		{"an expired lease is taken over under a higher epoch", migrated(leaseExpires)},
+		{"of two contenders for an expired lease exactly one gets it", migrated(leaseContenders)},
+		{"a late renewal and a takeover never both succeed", migrated(leaseLateRenewal)},
+		{"a standby with a shorter lease does not steal a live one", migrated(leaseOfAnotherLength)},
+		{"after a takeover the old lease changes nothing", migrated(leaseFences)},
+		{"a lease that ran out unnoticed still records", migrated(leaseExpiredStillRecords)},
+	}
+}
+
+func leaseLife(t *testing.T, b *bench) {
+	other := b.another()
+	st, err := b.Stats(t.Context())
+	b.check(err)
+	if st.Lease.Owner != "" {
+		t.Errorf("lease of a new outbox = %+v, want nobody's", st.Lease)
+	}
+	before := time.Now()
+	l := b.leaseFor("a", time.Minute)
+	if l.Owner != "a" || l.Holder == "" || l.Expires.Before(before.Add(50*time.Second)) || l.Expires.After(time.Now().Add(70*time.Second)) {
+		t.Errorf("lease = %+v, want a's for a minute", l)
+	}
+	seen, err := other.Acquire(t.Context(), "b", time.Minute)
+	b.check(err)
+	if seen.Held || seen.Owner != "a" || seen.Epoch != l.Epoch || seen.Holder != l.Holder {
+		t.Errorf("Acquire by another = %+v, want to be told %+v, not held", seen, l)
+	}
+	renewed := b.leaseFor("a", long)
+	if renewed.Epoch != l.Epoch || !renewed.Expires.After(l.Expires) {
+		t.Errorf("renewed lease = %+v, want the epoch of %+v and a later end", renewed, l)
+	}
+	st, err = other.Stats(t.Context())
+	b.check(err)
+	if st.Lease.Owner != "a" || st.Lease.Epoch != l.Epoch || st.Lease.Holder != l.Holder {
+		t.Errorf("Stats say %+v, want %+v", st.Lease, renewed)
+	}
+
+	b.check(b.Release(t.Context(), renewed))
+	got := other.lease("b") // at once, not after an hour
+	if got.Epoch <= l.Epoch {
+		t.Errorf("epoch after a handover = %d, want more than %d", got.Epoch, l.Epoch)
+	}
+	// A lease that is somebody else's now is not released.
+	b.check(b.Release(t.Context(), renewed))
+	seen, err = b.Acquire(t.Context(), "a", time.Minute)
+	b.check(err)
+	if seen.Held || seen.Owner != "b" {
+		t.Errorf("Acquire after a stale release = %+v, want b's", seen)
+	}
+}
+
+func leaseExpires(t *testing.T, b *bench) {
+	other := b.another()
+	const length = 150 * time.Millisecond
+	asked := time.Now()
+	l := b.leaseFor("a", length)
+	got := other.takeOver("b", length)
+	if took := time.Since(asked); took < length-time.Millisecond {
+		t.Errorf("taken over after %v, the lease lasts %v", took, length)
+	}
+	if got.Epoch <= l.Epoch || got.Owner != "b" {
+		t.Errorf("lease after the takeover = %+v, want b's with an epoch above %d", got, l.Epoch)
+	}
+	back := b.takeOver("a", length)
+	if back.Epoch <= got.Epoch {
+		t.Errorf("lease taken back = %+v, want an epoch above %d", back, got.Epoch)
+	}
+}
+
+// race calls Acquire of both stores at once and returns who holds the lease.
+func race(t *testing.T, one, two Store, owners [2]string) (held []string) {
+	t.Helper()
+	start, leases := make(chan struct{}), make(chan jetbox.Lease, 2)
+	for i, s := range []Store{one, two} {
+		go func() {
+			<-start
+			l, err := s.Acquire(t.Context(), owners[i], long)
+			if err != nil {
+				t.Errorf("Acquire by %s: %v", owners[i], err)
+			}
+			leases <- l
+		}()
+	}
+	close(start)
+	for range 2 {
+		if l := <-leases; l.Held {
+			held = append(held, fmt.Sprintf("%s epoch %d", l.Owner, l.Epoch))
+		}
+	}
+	return held
+}
+
+const races = 50
+
+func leaseContenders(t *testing.T, b *bench) {
+	one, two := b.another(), b.another()
+	for i := range races {
+		b.releaseAll()
+		b.leaseFor("old", time.Millisecond)
+		pass()
+		if held := race(t, one, two, [2]string{"one", "two"}); len(held) != 1 {
+			t.Fatalf("race %d: held by %v, want exactly one", i, held)
+		}
+	}
+}
+
+// releaseAll frees the lease whoever holds it.
+func (b *bench) releaseAll() {
+	b.t.Helper()
+	st, err := b.Stats(b.t.Context())
+	b.check(err)
+	b.check(b.Release(b.t.Context(), st.Lease))
+}
+
+// A relay that renews just after the end must not be told that it holds the
+// lease when another has found it expired: both would send.
+func leaseLateRenewal(t *testing.T, b *bench) {
+	other := b.another()
+	for i := range races {
+		b.releaseAll()
+		b.leaseFor("old", time.Millisecond)
+		pass()
+		if held := race(t, b, other, [2]string{"old", "new"}); len(held) != 1 {
+			t.Fatalf("race %d: held by %v, want exactly one", i, held)
+		}
+	}
+}
+
+func leaseOfAnotherLength(t *testing.T, b *bench) {
+	other := b.another()
+	b.leaseFor("a", time.Minute)
+	for end := time.Now().Add(150 * time.Millisecond); time.Now().Before(end); pass() {
+		l, err := other.Acquire(t.Context(), "b", 20*time.Millisecond)
+		b.check(err)
+		if l.Held {
+			t.Fatalf("b holds %+v while a's lease lasts a minute", l)
+		}
+	}
+}
+
+// Catalogue BR-10: a relay that slept through a takeover changes nothing.
+func leaseFences(t *testing.T, b *bench) {
+	ids := b.add(keyed("", 12)...)
+	old := b.lease("a")
+	b.claimIDs(old, 10, ids[:10]...)
+	b.record(old, published(ids[0])...)
+	before := pass()
+	b.check(b.Release(t.Context(), old))
+
+	other := b.another()
+	now := other.lease("b")
+	other.claimIDs(now, 10, ids[1:11]...)
+	other.record(now, published(ids[1:4]...)...)
+	other.record(now, retry(ids[4], long), dead(ids[5], false))
+	dump, states := b.dump(), b.states()
+
+	for _, l := range []jetbox.Lease{
+		old,
+		{Owner: "a", Epoch: now.Epoch, Held: true}, // the right epoch of the wrong owner
+		{Owner: "b", Epoch: old.Epoch, Held: true},
+		{Owner: "b", Epoch: now.Epoch + 1, Held: true},
+		{},
+	} {
+		if rows, err := b.Claim(t.Context(), l, 10); !errors.Is(err, jetbox.ErrLeaseLost) || len(rows) > 0 {
+			t.Errorf("Claim under %+v = %d rows, %v, want none, ErrLeaseLost", l, len(rows), err)
+		}
+		outcomes := append(published(ids[6:9]...), retry(ids[9], 0), dead(ids[10], true), retry(ids[4], 0))
+		if err := b.Record(t.Context(), l, outcomes); !errors.Is(err, jetbox.ErrLeaseLost) {
+			t.Errorf("Record under %+v = %v, want ErrLeaseLost", l, err)
+		}
+		outcomes = published(ids[1])
+		outcomes[0].Remove = jetbox.Delete
+		if err := b.Record(t.Context(), l, outcomes); !errors.Is(err, jetbox.ErrLeaseLost) {
+			t.Errorf("Record with a removal under %+v = %v, want ErrLeaseLost", l, err)
+		}
+		for _, archive := range []bool{true, false} {
+			if n, err := b.Prune(t.Context(), l, before, archive); !errors.Is(err, jetbox.ErrLeaseLost) || n != 0 {
+				t.Errorf("Prune under %+v = %d, %v, want 0, ErrLeaseLost", l, n, err)
+			}
+		}
+	}
+	if after := b.dump(); after != dump {
+		t.Errorf("the old lease changed the outbox from\n%s\nto\n%s", dump, after)
+	}
+	if after := b.states(); fmt.Sprint(after) != fmt.Sprint(states) {
+		t.Errorf("the old lease changed the states from %v to %v", states, after)
+	}
+	other.claimIDs(now, 10, ids[6:12]...)
+}
+
+// While nobody has taken over, nobody else can have sent the rows: what the
+// broker acknowledged is recorded, or it would be published again.
+func leaseExpiredStillRecords(t *testing.T, b *bench) {
+	ids := b.add(keyed("", 2)...)
+	l := b.leaseFor("a", time.Millisecond)
+	b.claimIDs(l, 10, ids...)
+	pass()
+	b.record(l, published(ids...)...)
+	b.wantStates(jetbox.Published, ids...)
+}
