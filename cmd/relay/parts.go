@@ -320,7 +320,8 @@ func (p *parts) run(ctx context.Context) error {
 	err := p.relay.Run(relayCtx)
 	stopRouter()
 	wg.Wait()
-	err = errors.Join(err, routerErr)
+	// Before the connection: an answer in progress may need it.
+	err = errors.Join(err, routerErr, p.closeHTTP())
 	if err == nil {
 		p.app.log.LogAttrs(context.WithoutCancel(ctx), slog.LevelInfo, "stopped")
 	}
