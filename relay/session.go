@@ -71,7 +71,11 @@ func (s *session) keepLease(lost context.CancelCauseFunc) {
 func (s *session) loop() error {
 	wait := s.outageBackoff()
 	for s.ctx.Err() == nil {
-		rows, err := s.claim()
+		var rows []jetbox.Row
+		err := s.past()
+		if err == nil {
+			rows, err = s.claim()
+		}
 		if errors.Is(err, jetbox.ErrLeaseLost) {
 			return err
 		}
@@ -92,6 +96,17 @@ func (s *session) loop() error {
 		}
 	}
 	return nil
+}
+
+// past is an error while the lease is past its end: it could not be renewed, but
+// nobody has taken it over either. Nothing may be sent, so nothing is claimed.
+func (s *session) past() error {
+	if s.ctx.Err() != nil || s.maySend() {
+		return nil
+	}
+	err := errors.New("the lease has ended and is not renewed")
+	s.fault(s.ctx, partDatabase, err)
+	return err
 }
 
 // outageBackoff paces the loop while broker or database are away.

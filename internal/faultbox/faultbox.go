@@ -1,0 +1,102 @@
+// Package faultbox breaks connections to an in-process broker on purpose, for
+// tests: it stands where a client gets its connections from.
+//
+// It breaks whole connections, never bytes inside one: that would test the
+// protocol's parser.
+package faultbox
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"time"
+)
+
+// Box hands out connections to a broker and spoils them. It is what
+// nats.InProcessServer takes. It is safe for concurrent use.
+type Box struct {
+	// Server is where the connections come from.
+	Server interface{ InProcessConn() (net.Conn, error) }
+
+	mu      sync.Mutex // guards what follows
+	refuse  bool
+	mute    bool
+	delay   time.Duration
+	conns   []*conn
+	dialled int
+}
+
+// InProcessConn returns a connection whose traffic the box controls.
+func (b *Box) InProcessConn() (net.Conn, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.dialled++
+	if b.refuse {
+		return nil, errors.New("faultbox: connection refused")
+	}
+	nc, err := b.Server.InProcessConn()
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{Conn: nc, box: b}
+	b.conns = append(b.conns, c)
+	return c, nil
+}
+
+// Cut closes all connections and, while refuse is set, refuses new ones.
+func (b *Box) Cut(refuse bool) {
+	b.mu.Lock()
+	conns := b.conns
+	b.conns, b.refuse = nil, refuse
+	b.mu.Unlock()
+	for _, c := range conns {
+		c.Close()
+	}
+}
+
+// Mute swallows what the broker sends, PubAcks above all, until it is called with
+// false. What the client sends arrives.
+func (b *Box) Mute(mute bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.mute = mute
+}
+
+// Delay makes everything the broker sends arrive so much later.
+func (b *Box) Delay(d time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.delay = d
+}
+
+// Dialled is how many connections were asked for.
+func (b *Box) Dialled() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.dialled
+}
+
+func (b *Box) faults() (mute bool, delay time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mute, b.delay
+}
+
+type conn struct {
+	net.Conn
+	box *Box
+}
+
+func (c *conn) Read(p []byte) (int, error) {
+	for {
+		n, err := c.Conn.Read(p)
+		mute, delay := c.box.faults()
+		if err == nil && delay > 0 {
+			time.Sleep(delay)
+			mute, _ = c.box.faults()
+		}
+		if err != nil || !mute {
+			return n, err
+		}
+	}
+}

@@ -1,0 +1,229 @@
+package relay_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/outbox"
+	"github.com/seed-5e04d8fb/jetbox/outbox/sqlite"
+	"github.com/seed-5e04d8fb/jetbox/relay"
+)
+
+// faultySource is a store whose calls fail or hang on request.
+type faultySource struct {
+	*sqlite.Store
+
+	// RecordFunc, when set, runs before Record, with its error instead if there
+	// is one. HangFunc runs before Acquire, Claim and Record.
+	RecordFunc func() error
+	HangFunc   func()
+}
+
+func (f *faultySource) hang() {
+	if f.HangFunc != nil {
+		f.HangFunc()
+	}
+}
+
+func (f *faultySource) Acquire(ctx context.Context, owner string, length time.Duration) (jetbox.Lease, error) {
+	f.hang()
+	return f.Store.Acquire(ctx, owner, length)
+}
+
+func (f *faultySource) Claim(ctx context.Context, l jetbox.Lease, n int) ([]jetbox.Row, error) {
+	f.hang()
+	return f.Store.Claim(ctx, l, n)
+}
+
+func (f *faultySource) Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Outcome) error {
+	f.hang()
+	if f.RecordFunc != nil {
+		if err := f.RecordFunc(); err != nil {
+			return err
+		}
+	}
+	return f.Store.Record(ctx, l, outcomes)
+}
+
+// Crash table: after the PubAck, before the record. The next relay sends again
+// under the same message ID, and the broker has one message.
+func TestCrashAfterPubAckRepublishesAsDuplicate(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.append(event("events.a", "k", "1"), event("events.a", "k", "2"), event("events.a", "", "3"))
+		src := &faultySource{Store: r.store, RecordFunc: func() error { return errors.New("crashed") }}
+		_, stop := r.start(src, relay.Config{DrainTimeout: time.Second})
+		time.Sleep(time.Second)
+		stop()
+		if n := len(r.stored()); n != 2 {
+			// 1 and 3 together, 2 waits for 1: it is acknowledged in the same batch.
+			if n != 3 {
+				r.t.Fatalf("stream has %d messages before the restart", n)
+			}
+		}
+		r.wantState(1, jetbox.Processing, "")
+		duplicates := 0
+		_, stop = r.start(r.store, relay.Config{Hooks: relay.Hooks{
+			PublishedFunc: func(_, _ time.Duration, duplicate bool) {
+				if duplicate {
+					duplicates++
+				}
+			},
+		}})
+		time.Sleep(15 * time.Second)
+		stop()
+		if duplicates != 3 {
+			r.t.Fatalf("%d duplicates, want 3", duplicates)
+		}
+		got := r.payloads()
+		slices.Sort(got)
+		if !slices.Equal(got, []string{"1", "2", "3"}) {
+			r.t.Fatalf("stream has %q", got)
+		}
+		r.wantState(1, jetbox.Published, "")
+	})
+}
+
+// A relay that slept past its lease and wakes up changes nothing and sends
+// nothing: BR-10.
+func TestSleeperThatLostItsLeaseChangesNothing(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		for i := range 50 {
+			subject := "events.a"
+			if i%5 == 4 {
+				subject = "nowhere.a" // parked after one attempt
+			}
+			r.append(event(subject, "", fmt.Sprint(i)))
+		}
+		var asleep atomic.Bool
+		awake := make(chan struct{})
+		src := &faultySource{Store: r.store}
+		src.RecordFunc = func() error {
+			asleep.Store(true)
+			return nil
+		}
+		src.HangFunc = func() {
+			if asleep.Load() {
+				<-awake
+			}
+		}
+		// The first relay has published everything, sleeps before it records, and
+		// from then on in every call.
+		src.RecordFunc = func() error { asleep.Store(true); <-awake; return nil }
+		_, stopA := r.start(src, relay.Config{Lease: 5 * time.Second, MaxAttempts: 1})
+		time.Sleep(time.Second)
+
+		other := r.open()
+		defer other.Close()
+		_, stopB := r.start(other, relay.Config{Lease: 5 * time.Second, MaxAttempts: 1})
+		time.Sleep(8 * time.Second)
+		before := r.dump()
+		if st, _ := r.store.Stats(r.t.Context()); st.Pending != 0 || st.DeadLetter != 10 {
+			r.t.Fatalf("the second relay did not finish within lease and poll: %+v", st)
+		}
+		close(awake)
+		time.Sleep(20 * time.Second)
+		if after := r.dump(); after != before {
+			r.t.Fatalf("the sleeper changed the outbox:\n%s\n%s", before, after)
+		}
+		stopA()
+		stopB()
+		if n := len(r.stored()); n != 40 {
+			r.t.Fatalf("stream has %d messages, want 40", n)
+		}
+	})
+}
+
+func (r *rig) dump() string {
+	r.t.Helper()
+	var s string
+	for e, err := range r.store.List(r.t.Context(), outbox.Filter{}) {
+		r.must(err)
+		s += fmt.Sprintf("%+v\n", e)
+	}
+	return s
+}
+
+// A clean stop gives the lease back, a healthy standby is ready and takes over
+// at once; after a crash it takes over within the lease and a poll.
+func TestStandbyTakesOver(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		_, stopA := r.start(r.store, relay.Config{})
+		time.Sleep(time.Second)
+		other := r.open()
+		defer other.Close()
+		b, stopB := r.start(other, relay.Config{})
+		time.Sleep(time.Minute)
+		if h := b.Health(); h.Role != relay.RoleStandby || !h.Ready || h.Reason == "" {
+			r.t.Fatalf("standby: %+v", h)
+		}
+		stopA()
+		time.Sleep(time.Second)
+		if h := b.Health(); h.Role != relay.RoleActive || !h.Ready {
+			r.t.Fatalf("a second after the clean stop of the other: %+v", h)
+		}
+		stopB()
+
+		// A relay that died: somebody holds the lease and never renews it.
+		l, err := r.store.Acquire(r.t.Context(), "dead", 10*time.Second)
+		r.must(err)
+		if !l.Held {
+			r.t.Fatalf("lease after clean stops: %+v", l)
+		}
+		r.append(event("events.a", "", "x"))
+		_, stop := r.start(r.store, relay.Config{})
+		defer stop()
+		time.Sleep(9 * time.Second)
+		r.wantPayloads()
+		time.Sleep(2 * time.Second)
+		r.wantPayloads("x")
+	})
+}
+
+// Two relays on one file never have a message of one key on the wire each.
+func TestNothingIsSentPastTheLease(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		var block atomic.Bool
+		src := &faultySource{Store: r.store, HangFunc: func() {
+			for block.Load() {
+				time.Sleep(time.Second)
+			}
+		}}
+		_, stop := r.start(src, relay.Config{Lease: 3 * time.Second})
+		time.Sleep(time.Second)
+		block.Store(true) // neither renewal nor claim comes back
+		r.append(event("events.a", "k", "late"))
+		time.Sleep(10 * time.Second)
+		r.wantPayloads()
+		block.Store(false)
+		time.Sleep(5 * time.Second)
+		r.wantPayloads("late") // nobody took the lease: it was renewed
+		stop()
+	})
+}
+
+// A pipelined second copy under the same key but another event is a collision,
+// not a duplicate: it must not be lost without a word.
+func TestKeyOfAnotherEventIsParkedNotLost(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		_, err := r.admin.Publish(r.t.Context(), "events.a", []byte("theirs"), jetstream.WithMsgID("key-1"))
+		r.must(err)
+		other := &jetbox.Event{ID: "other", Key: "key-2", Subject: "events.a"}
+		r.append(&jetbox.Event{Key: "key-1", Subject: "events.a", Payload: []byte("no ce-id there: cannot tell")}, other)
+		_, stop := r.start(r.store, relay.Config{})
+		time.Sleep(2 * time.Second)
+		r.wantState(1, jetbox.Published, "") // a message without an event ID is taken for ours
+		r.exec("DELETE FROM outbox")
+		r.append(&jetbox.Event{ID: "mine", Key: "key-2", Subject: "events.a", Payload: []byte("mine")})
+		time.Sleep(2 * time.Second)
+		stop()
+		r.wantState(3, jetbox.DeadLetter, `idempotency key "key-2" is taken: message 2 of stream EVENTS carries event other`)
+	})
+}
