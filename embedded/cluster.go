@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -107,8 +108,9 @@ func (c *Cluster) Connect(opts ...nats.Option) (*nats.Conn, error) {
 	return nc, nil
 }
 
-// WaitReady waits until the running nodes have one leader and each of them, by
-// its own account, is current in everything it has a replica of. It gives up when ctx is done, or
+// WaitReady waits until the running nodes have one leader, which knows them
+// all, and each of them, by its own account, is current in everything it has a
+// replica of. It gives up when ctx is done, or
 // after a minute when ctx has no deadline, and says what was missing.
 func (c *Cluster) WaitReady(ctx context.Context) error {
 	if _, bounded := ctx.Deadline(); !bounded {
@@ -133,12 +135,14 @@ func (c *Cluster) WaitReady(ctx context.Context) error {
 
 // missing returns what keeps the running nodes from being ready, or "".
 func (c *Cluster) missing() string {
+	var running, known []string
 	leaders := 0
 	for _, s := range c.nodes {
 		ns := s.current.Load()
 		if ns == nil {
 			continue
 		}
+		running = append(running, s.Name())
 		if !ns.JetStreamIsCurrent() {
 			return s.Name() + " is not current"
 		}
@@ -147,10 +151,18 @@ func (c *Cluster) missing() string {
 		}
 		if ns.JetStreamIsLeader() {
 			leaders++
+			known = ns.JetStreamClusterPeers()
 		}
 	}
 	if leaders != 1 {
 		return fmt.Sprintf("%d leaders", leaders)
+	}
+	// Before it has heard of a node's resources the leader places nothing there,
+	// and a stream of three replicas is refused (10005).
+	for _, name := range running {
+		if !slices.Contains(known, name) {
+			return "the leader does not know " + name
+		}
 	}
 	return ""
 }
