@@ -79,3 +79,24 @@ func TestBelowResolvesSymbolicLinks(t *testing.T) {
 		}
 	}
 }
+
+// Syncing follows no link out of the directory, and what is no file, or gone,
+// does not stop it.
+func TestSyncTreeSkipsWhatIsNoFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "a", "b"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "a", "b", "blk"), []byte("x"), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(dir, "nowhere"), filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{dir, filepath.Join(dir, "gone")} {
+		if err := syncTree(dir); err != nil {
+			t.Errorf("syncTree(%s): %v", dir, err)
+		}
+	}
+}

@@ -182,6 +182,39 @@ func TestStartGivesUpWithItsContext(t *testing.T) {
 	embedded.RunTest(t, func(c *embedded.Config) { c.Dir = dir })
 }
 
+// A start that is given up in the middle is undone, and then the directory is
+// free again.
+func TestStartGivenUpInTheMiddleIsUndone(t *testing.T) {
+	t.Parallel()
+	cfg := embedded.Config{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)}
+	for patience := 100 * time.Microsecond; patience < 10*time.Millisecond; patience *= 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		srv, err := embedded.Start(ctx, cfg)
+		cancel()
+		switch {
+		case err == nil:
+			if err := srv.Close(); err != nil {
+				t.Fatal(err)
+			}
+		case errors.Is(err, embedded.ErrDirInUse): // the one before is not undone yet
+		case !errors.Is(err, context.DeadlineExceeded):
+			t.Errorf("Start for %v: err = %v, want the deadline", patience, err)
+		}
+	}
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		srv, err := embedded.Start(t.Context(), cfg)
+		if err == nil {
+			_ = srv.Close()
+			return
+		}
+		if !errors.Is(err, embedded.ErrDirInUse) || time.Now().After(deadline) {
+			t.Fatalf("start after the ones given up: %v", err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // What will hurt later is said loudly when the server starts: data in a
 // temporary directory, a port that others reach without a password.
 func TestListeningServerWarnsAboutTemporaryDirectoryAndOpenPort(t *testing.T) {
