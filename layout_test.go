@@ -63,6 +63,8 @@ func importRule(dir string, test bool, imp string) string {
 		return ""
 	case dir == "":
 		return "the root package imports nothing of this module"
+	case program(target) != "" && program(target) == program(dir):
+		return "" // a program may have folders of its own
 	case library(target) == "cmd" || library(target) == "examples":
 		return "nothing imports cmd or examples"
 	case library(dir) == "cmd" || library(dir) == "examples":
@@ -86,6 +88,16 @@ func importRule(dir string, test bool, imp string) string {
 func library(dir string) string {
 	first, _, _ := strings.Cut(dir, "/")
 	return first
+}
+
+// program returns the folder of the command or example that dir belongs to, or
+// "".
+func program(dir string) string {
+	parts := strings.SplitN(dir, "/", 3)
+	if len(parts) < 2 || (parts[0] != "cmd" && parts[0] != "examples") {
+		return ""
+	}
+	return path.Join(parts[:2]...)
 }
 
 // localDir returns the folder an import path of this module names.
@@ -271,6 +283,8 @@ func TestImportRuleRefusesOffendingImports(t *testing.T) {
 		{name: "example wires libraries", dir: "examples/orders", imp: local("consumer")},
 		{name: "library uses a command", dir: "relay", imp: local("cmd/relay"), wantRule: "nothing imports cmd"},
 		{name: "command uses an example", dir: "cmd/relay", imp: local("examples/orders"), wantRule: "nothing imports cmd"},
+		{name: "command uses its own folder", dir: "cmd/relay", imp: local("cmd/relay/internal/demo")},
+		{name: "command uses another command", dir: "cmd/other", imp: local("cmd/relay/internal/demo"), wantRule: "nothing imports cmd"},
 		{name: "library test wires a sibling", dir: "relay", test: true, imp: local("outbox/sqlite")},
 		{name: "embedded uses the server", dir: "embedded", imp: server},
 		{name: "test uses the server", dir: "relay", test: true, imp: server},
