@@ -25,6 +25,9 @@ type faultySource struct {
 	// is one. HangFunc runs before Acquire, Claim and Record.
 	RecordFunc func() error
 	HangFunc   func()
+
+	// ClaimedFunc runs after a Claim that found something.
+	ClaimedFunc func()
 }
 
 func (f *faultySource) hang() {
@@ -40,7 +43,11 @@ func (f *faultySource) Acquire(ctx context.Context, owner string, length time.Du
 
 func (f *faultySource) Claim(ctx context.Context, l jetbox.Lease, n int) ([]jetbox.Row, error) {
 	f.hang()
-	return f.Store.Claim(ctx, l, n)
+	rows, err := f.Store.Claim(ctx, l, n)
+	if f.ClaimedFunc != nil && len(rows) > 0 {
+		f.ClaimedFunc()
+	}
+	return rows, err
 }
 
 func (f *faultySource) Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Outcome) error {

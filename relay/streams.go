@@ -21,9 +21,11 @@ const (
 	// idle relay knows that it could publish.
 	watchEvery = 3 * time.Second
 	// cacheFor is how long the answer for a subject outside the configured
-	// stream is believed, and cacheMost how many are kept.
-	cacheFor  = 30 * time.Second
-	cacheMost = 1000
+	// stream is believed, and cacheMost how many are kept. That there is none is
+	// believed for less: a person may be creating it.
+	cacheFor     = 30 * time.Second
+	cacheNoneFor = time.Second
+	cacheMost    = 1000
 )
 
 // streams knows which stream takes a subject. It is safe for concurrent use.
@@ -120,7 +122,11 @@ func (s *streams) of(ctx context.Context, subject string) (string, error) {
 	if len(s.subjects) >= cacheMost {
 		clear(s.subjects)
 	}
-	s.subjects[subject] = cached{stream: name, until: time.Now().Add(cacheFor)}
+	keep := cacheFor
+	if name == "" {
+		keep = cacheNoneFor
+	}
+	s.subjects[subject] = cached{stream: name, until: time.Now().Add(keep)}
 	return name, nil
 }
 

@@ -21,7 +21,7 @@ type Box struct {
 	mu      sync.Mutex // guards what follows
 	refuse  bool
 	mute    bool
-	delay   time.Duration
+	hold    bool
 	conns   []*conn
 	dialled int
 }
@@ -62,11 +62,12 @@ func (b *Box) Mute(mute bool) {
 	b.mute = mute
 }
 
-// Delay makes everything the broker sends arrive so much later.
-func (b *Box) Delay(d time.Duration) {
+// Hold keeps back what the broker sends until it is called with false; then all
+// of it arrives.
+func (b *Box) Hold(hold bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.delay = d
+	b.hold = hold
 }
 
 // Dialled is how many connections were asked for.
@@ -76,10 +77,10 @@ func (b *Box) Dialled() int {
 	return b.dialled
 }
 
-func (b *Box) faults() (mute bool, delay time.Duration) {
+func (b *Box) faults() (mute, hold bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.mute, b.delay
+	return b.mute, b.hold
 }
 
 type conn struct {
@@ -90,10 +91,10 @@ type conn struct {
 func (c *conn) Read(p []byte) (int, error) {
 	for {
 		n, err := c.Conn.Read(p)
-		mute, delay := c.box.faults()
-		if err == nil && delay > 0 {
-			time.Sleep(delay)
-			mute, _ = c.box.faults()
+		mute, hold := c.box.faults()
+		for err == nil && hold {
+			time.Sleep(10 * time.Millisecond)
+			mute, hold = c.box.faults()
 		}
 		if err != nil || !mute {
 			return n, err
