@@ -1,0 +1,391 @@
+package main
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/consumer"
+)
+
+func delivery(payload string) *consumer.Delivery {
+	return &consumer.Delivery{
+		Event:        jetbox.Event{ID: "e1", Key: "k1", Subject: "events.a", Type: "a.done", ContentType: "text/plain", Payload: []byte(payload)},
+		Stream:       "EVENTS",
+		Consumer:     "d",
+		StreamSeq:    7,
+		NumDelivered: 2,
+		RawHeader:    map[string][]string{"ce-id": {"e1"}, "x-Multi": {"1", "2"}, "traceparent": {"00-1"}, "Nul": {"a\x00b"}},
+	}
+}
+
+func needShell(t *testing.T) {
+	t.Helper()
+	if runtime.GOOS == "windows" {
+		t.Skip("the commands of this test are for /bin/sh")
+	}
+}
+
+// verdictOf names what a handler's error means.
+func verdictOf(err error) string {
+	switch {
+	case err == nil:
+		return "ack"
+	case jetbox.IsPermanent(err):
+		return "permanent"
+	}
+	return "retry"
+}
+
+func TestExecTurnsExitStatusIntoVerdict(t *testing.T) {
+	t.Parallel()
+	needShell(t)
+	tests := []struct {
+		name, command, want, wantText string
+	}{
+		{"success", "exit 0", "ack", ""},
+		{"permanent", "echo no such customer >&2; exit 65", "permanent", "command: exit status 65: no such customer"},
+		{"failure", "echo busy >&2; exit 1", "retry", "command: exit status 1: busy"},
+		{"not found", "/no/such/command", "retry", "exit status 127"},
+		{"killed", "kill -9 $$", "retry", "signal: killed"},
+		{"stdin unread", "exec <&-; exit 0", "ack", ""},
+		{"only the end of stderr", "for i in 1 2 3; do head -c 3000 /dev/zero | tr '\\0' $i >&2; done; exit 1", "retry", ": 3333"},
+		{"children keep its streams", "sleep 60 & exit 0", "ack", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			h := &execHandler{command: tt.command, stdout: io.Discard, stderr: io.Discard}
+			err := h.handle(t.Context(), delivery(strings.Repeat("x", 1<<17)))
+			if got := verdictOf(err); got != tt.want {
+				t.Fatalf("verdict %s (%v), want %s", got, err, tt.want)
+			}
+			if err != nil && !strings.Contains(err.Error(), tt.wantText) {
+				t.Errorf("error %q, want it to contain %q", err, tt.wantText)
+			}
+			if err != nil && len(err.Error()) > stderrKept+100 {
+				t.Errorf("error has %d bytes", len(err.Error()))
+			}
+		})
+	}
+}
+
+func TestExecGetsPayloadAndEnvironment(t *testing.T) {
+	t.Parallel()
+	needShell(t)
+	var out strings.Builder
+	h := &execHandler{command: "env | sort | grep ^JETBOX_; env | grep -c '^ce-id'; cat", stdout: &out, stderr: io.Discard,
+		environ: append(os.Environ(), "JETBOX_H_OLD=other event")}
+	if err := h.handle(t.Context(), delivery("line 1\nline 2\x01\xff")); err != nil {
+		t.Fatal(err)
+	}
+	want := "JETBOX_DELIVERED=2\nJETBOX_H_CE_ID=e1\nJETBOX_H_NUL=ab\nJETBOX_H_TRACEPARENT=00-1\nJETBOX_H_X_MULTI=1\n" +
+		"JETBOX_SEQUENCE=7\nJETBOX_STREAM=EVENTS\nJETBOX_SUBJECT=events.a\n0\nline 1\nline 2\x01\xff"
+	if out.String() != want {
+		t.Errorf("the command saw\n%q\nwant\n%q", out.String(), want)
+	}
+	if env := eventEnv(delivery("")); !slices.Contains(env, "JETBOX_H_X_MULTI=1\n2") {
+		t.Errorf("environment %q, want both values of x-Multi joined by a newline", env)
+	}
+}
+
+// A command that takes too long is killed with its children.
+func TestExecIsKilledWithItsChildrenAtTimeout(t *testing.T) {
+	t.Parallel()
+	needShell(t)
+	file := filepath.Join(t.TempDir(), "alive")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 200*time.Millisecond, consumer.ErrHandleTimeout)
+	defer cancel()
+	h := &execHandler{command: "(sleep 1; touch " + file + ") & sleep 60", stdout: io.Discard, stderr: io.Discard}
+	began := time.Now()
+	err := h.handle(ctx, delivery(""))
+	if verdictOf(err) != "retry" || !errors.Is(err, consumer.ErrHandleTimeout) {
+		t.Errorf("error %v, want a retry for the timeout", err)
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("took %v", took)
+	}
+	time.Sleep(1200 * time.Millisecond) // a real wait: for what must not happen
+	if _, err := os.Stat(file); err == nil {
+		t.Error("a child of the command lived on")
+	}
+}
+
+const linesServer = `while read -r line; do
+	case "$line" in
+	*'"payload":"bad"'*) echo permanent no such thing ;;
+	*'"payload":"busy"'*) echo retry later ;;
+	*'"payload":"die"'*) echo last words >&2; exit 3 ;;
+	*'"payload":"hang"'*) sleep 60 ;;
+	*'"payload":"noise"'*) echo what ;;
+	*) echo ok ;;
+	esac
+done; touch "$ENDED"`
+
+func TestExecLinesAnswersEventByEvent(t *testing.T) {
+	t.Parallel()
+	needShell(t)
+	ended := filepath.Join(t.TempDir(), "ended")
+	h := newLinesHandler(linesServer, append(os.Environ(), "ENDED="+ended), io.Discard)
+	for _, tt := range []struct{ payload, want, wantText string }{
+		{"a", "ack", ""},
+		{"bad", "permanent", "no such thing"},
+		{"busy", "retry", "later"},
+		{"die", "retry", "the command has ended without an answer: last words"},
+		{"after a restart", "ack", ""},
+		{"noise", "retry", `the command answered "what"`},
+		{"hang", "retry", "command killed"},
+		{"again", "ack", ""},
+		{"text\nin two lines", "ack", ""},
+		{"\xff\xfe", "ack", ""},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		err := h.handle(ctx, delivery(tt.payload))
+		cancel()
+		if got := verdictOf(err); got != tt.want {
+			t.Errorf("%q: verdict %s (%v), want %s", tt.payload, got, err, tt.want)
+		} else if err != nil && !strings.Contains(err.Error(), tt.wantText) {
+			t.Errorf("%q: error %q, want %q in it", tt.payload, err, tt.wantText)
+		}
+	}
+	var wg sync.WaitGroup
+	for i := range 20 {
+		wg.Go(func() {
+			want, payload := "ack", "x"
+			if i%2 == 1 {
+				want, payload = "permanent", "bad"
+			}
+			if got := verdictOf(h.handle(t.Context(), delivery(payload))); got != want {
+				t.Errorf("at the same time: %q got %s, want %s", payload, got, want)
+			}
+		})
+	}
+	wg.Wait()
+	if err := h.close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(ended); err != nil {
+		t.Errorf("the command did not see the end of its stdin: %v", err)
+	}
+}
+
+// The line protocol is a contract with other people's programs.
+func TestEventLineIsOneJSONObject(t *testing.T) {
+	t.Parallel()
+	d := delivery(`{"n": 9007199254740993}`)
+	d.RawHeader = map[string][]string{"a": {"1", "2"}}
+	b, err := json.Marshal(deliveryJSON(d))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"subject":"events.a","stream":"EVENTS","sequence":7,"delivered":2,"id":"e1","key":"k1","type":"a.done",` +
+		`"headers":{"a":["1","2"]},"payload":"{\"n\": 9007199254740993}"}`
+	if string(b) != want {
+		t.Errorf("got  %s\nwant %s", b, want)
+	}
+	d.Payload = []byte{0xff, 0}
+	if b, err = json.Marshal(deliveryJSON(d)); err != nil || !strings.HasSuffix(string(b), `"payload_base64":"/wA="}`) {
+		t.Errorf("bytes that are no text: %s, %v", b, err)
+	}
+}
+
+func TestWebhookTurnsStatusIntoVerdict(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[int]string{
+		200: "ack", 201: "ack", 204: "ack", 302: "retry", 400: "permanent", 404: "permanent", 409: "retry",
+		410: "permanent", 422: "permanent", 429: "retry", 500: "retry", 503: "retry",
+	} {
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if code == http.StatusFound {
+				w.Header().Set("Location", "/elsewhere")
+			}
+			w.WriteHeader(code)
+			if code >= 300 {
+				_, _ = io.WriteString(w, "because")
+			}
+		}))
+		w, err := newWebhook(srv.URL, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = w.handle(t.Context(), delivery("x"))
+		if got := verdictOf(err); got != want {
+			t.Errorf("%d: verdict %s (%v), want %s", code, got, err, want)
+		}
+		if err != nil && !strings.Contains(err.Error(), fmt.Sprint(code)) {
+			t.Errorf("%d: error %q does not name it", code, err)
+		}
+		srv.Close()
+		if err := w.handle(t.Context(), delivery("x")); verdictOf(err) != "retry" {
+			t.Errorf("no answer: %v, want a retry", err)
+		}
+	}
+}
+
+func TestWebhookSendsEventAndSignature(t *testing.T) {
+	t.Parallel()
+	keyFile := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(keyFile, []byte("s3cret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	requests := make(chan *http.Request, 1)
+	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		r.Body = io.NopCloser(strings.NewReader(string(body)))
+		requests <- r
+	}))
+	defer srv.Close()
+	w, err := newWebhook(srv.URL, keyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.handle(t.Context(), delivery("body \x00")); err != nil {
+		t.Fatal(err)
+	}
+	r := <-requests
+	body, _ := io.ReadAll(r.Body)
+	for name, want := range map[string]string{
+		"Idempotency-Key": "k1", "X-Event-Id": "e1", "X-Event-Type": "a.done", "X-Event-Subject": "events.a",
+		"Content-Type": "text/plain", "Ce-Id": "e1", "Traceparent": "00-1", "X-Multi": "",
+	} {
+		if got := r.Header.Get(name); got != want {
+			t.Errorf("header %s is %q, want %q", name, got, want)
+		}
+	}
+	if r.Method != http.MethodPost || string(body) != "body \x00" {
+		t.Errorf("got %s with %q", r.Method, body)
+	}
+	unix, signature, _ := strings.Cut(strings.TrimPrefix(r.Header.Get("X-Jetbox-Signature"), "t="), ",v1=")
+	mac := hmac.New(sha256.New, []byte("s3cret"))
+	mac.Write([]byte(unix + ".body \x00"))
+	if want := hex.EncodeToString(mac.Sum(nil)); signature != want {
+		t.Errorf("signature %q, want %q", signature, want)
+	}
+	if _, err := newWebhook(srv.URL, keyFile+"x"); err == nil {
+		t.Error("a missing key file is accepted")
+	}
+}
+
+func TestWebhookHonorsRetryAfter(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	for value, want := range map[string]time.Duration{
+		"": 0, "0": 0, "-5": 0, "soon": 0, "7": 7 * time.Second, "9999999": retryAfterMost,
+		now.Add(20 * time.Second).Format(http.TimeFormat): 20 * time.Second,
+		now.Add(-time.Hour).Format(http.TimeFormat):       -time.Hour,
+		now.Add(time.Hour).Format(http.TimeFormat):        retryAfterMost,
+	} {
+		var w webhook
+		w.keepQuiet(value, now)
+		if got := w.quietUntil(); want == 0 && !got.IsZero() || want > 0 && !got.Equal(now.Add(want)) {
+			t.Errorf("Retry-After %q: quiet until %v, want now + %v", value, got, want)
+		}
+	}
+}
+
+// An event that succeeded is not run again, also by the next process; one that
+// failed is. What fails for good is a dead letter with the command's last words,
+// and can be replayed.
+func TestConsumeExecWithLedger(t *testing.T) {
+	t.Parallel()
+	needShell(t)
+	r := startRun(t)
+	consume := func(durable string) *proc {
+		return start(t, r.dir, "consume", "--durable", durable, "--nats", r.nats, "--ledger", "sqlite:ledger.db",
+			"--backoff", "50ms", "--max-deliver", "3", "--workers", "2",
+			"--exec", `p=$(cat); echo "$p $JETBOX_DELIVERED" >> log; case $p in poison) test -f mended || { echo no rate >&2; exit 1; };; esac`)
+	}
+	log := func() string {
+		b, _ := os.ReadFile(filepath.Join(r.dir, "log")) // not there yet
+		return string(b)
+	}
+	first := consume("d")
+	once(t, r.dir, "emit", "events.a", "good", "--key", "k1")
+	once(t, r.dir, "emit", "events.a", "poison", "--key", "k2")
+	once(t, r.dir, "emit", "events.a", "later", "--key", "k3")
+	var letters string
+	eventually(t, "one dead letter", func() (bool, string) {
+		letters = once(t, r.dir, "dlq", "list", "--json", "--nats", r.nats)
+		return strings.Count(letters, "\n") == 1, log()
+	})
+	var letter struct {
+		ID         string `json:"id"`
+		Reason     string `json:"reason"`
+		Error      string `json:"error"`
+		Deliveries int    `json:"deliveries"`
+	}
+	if err := json.Unmarshal([]byte(letters), &letter); err != nil {
+		t.Fatal(err)
+	}
+	if letter.Reason != "max_deliveries" || letter.Deliveries != 3 || !strings.Contains(letter.Error, "no rate") {
+		t.Errorf("letter %+v", letter)
+	}
+	first.signal(t, syscall.SIGTERM)
+	if code := first.wait(t); code != exitFine {
+		t.Errorf("consume ended with %d", code)
+	}
+
+	// The same messages again, with the same keys: as after a lost ack.
+	js := connectJS(t, r.nats)
+	if err := js.DeleteConsumer(t.Context(), "EVENTS", "d"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(r.dir, "mended"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	consume("d")
+	eventually(t, "poison handled", func() (bool, string) { return strings.Count(log(), "poison") == 4, log() })
+	if out := once(t, r.dir, "dlq", "replay", "--id", letter.ID, "--json", "--nats", r.nats); !strings.Contains(out, `"state":"replayed"`) {
+		t.Errorf("dlq replay printed %s", out)
+	}
+	once(t, r.dir, "emit", "events.a", "last", "--key", "k4")
+	eventually(t, "the last event", func() (bool, string) { return strings.Contains(log(), "last"), log() })
+	got := log()
+	for word, want := range map[string]int{"good": 1, "later": 1, "last": 1, "poison": 4} {
+		if n := strings.Count(got, word); n != want {
+			t.Errorf("%s was run %d times, want %d:\n%s", word, n, want, got)
+		}
+	}
+}
+
+// The webhook as a process: the headers arrive, a failure is tried again.
+func TestConsumeWebhookRetries(t *testing.T) {
+	t.Parallel()
+	r := startRun(t)
+	var mu sync.Mutex
+	var seen []string
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		body, _ := io.ReadAll(req.Body)
+		seen = append(seen, req.Header.Get("Idempotency-Key")+":"+string(body))
+		if len(seen) == 1 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	}))
+	t.Cleanup(srv.Close)
+	start(t, r.dir, "consume", "--durable", "w", "--nats", r.nats, "--backoff", "20ms", "--webhook", srv.URL)
+	once(t, r.dir, "emit", "events.w", "hi", "--key", "k1")
+	eventually(t, "two requests", func() (bool, string) {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Equal(seen, []string{"k1:hi", "k1:hi"}), fmt.Sprint(seen)
+	})
+}
