@@ -48,10 +48,9 @@ func inBubble(t *testing.T, f func(r *rig)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		r := &rig{t: t, path: filepath.Join(dir, "app.db")}
-		srv, err := embedded.Start(ctx, embedded.Config{Dir: filepath.Join(dir, "broker")})
-		r.must(err)
-		defer srv.Close()
+		srv := embedded.RunTest(t)
 		r.srv = srv
+		var err error
 		r.box = &faultbox.Box{Server: srv}
 		r.nc, err = nats.Connect("", nats.InProcessServer(r.box), nats.MaxReconnects(-1), nats.ReconnectBufSize(-1),
 			nats.ReconnectWait(time.Second), nats.PingInterval(5*time.Second))
