@@ -36,9 +36,14 @@ const maxKey = 512
 func Once[Tx any](l Ledger[Tx], h func(ctx context.Context, tx Tx, d *Delivery) error) Handler {
 	return func(ctx context.Context, d *Delivery) error {
 		consumer := d.Stream + "/" + d.Consumer
+		var own error // the handler's: it reaches the letter in its own words
 		seen, err := l.Do(ctx, consumer, d.ledgerKey(), func(ctx context.Context, tx Tx) error {
-			return h(ctx, tx, d)
+			own = h(ctx, tx, d)
+			return own
 		})
+		if err != nil && own != nil {
+			return own
+		}
 		if err != nil {
 			return fmt.Errorf("handle %s: %w", d.where(), err)
 		}
