@@ -91,8 +91,12 @@ func TestExecGetsPayloadAndEnvironment(t *testing.T) {
 	t.Parallel()
 	needShell(t)
 	var out strings.Builder
-	h := &execHandler{command: "env | sort | grep ^JETBOX_; env | grep -c '^ce-id'; cat", stdout: &out, stderr: io.Discard,
-		environ: append(os.Environ(), "JETBOX_H_OLD=other event")}
+	h := &execHandler{
+		command: "env | sort | grep ^JETBOX_; env | grep -c '^ce-id'; cat",
+		environ: append(os.Environ(), "JETBOX_H_OLD=other event"),
+		stdout:  &out,
+		stderr:  io.Discard,
+	}
 	if err := h.handle(t.Context(), delivery("line 1\nline 2\x01\xff")); err != nil {
 		t.Fatal(err)
 	}

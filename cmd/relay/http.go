@@ -40,7 +40,7 @@ type httpServer struct {
 func startHTTP(ctx context.Context, addr string, handler http.Handler, log *slog.Logger) (*httpServer, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
 	if err != nil {
-		return nil, withHint(fmt.Errorf("serve HTTP: %w", err), "--http takes another address, or off")
+		return nil, withHint(fmt.Errorf("serve HTTP: %w", err), "another relay run may have it: --http takes another address, or off")
 	}
 	s := &httpServer{
 		server: &http.Server{

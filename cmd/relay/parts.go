@@ -52,8 +52,7 @@ func (p *parts) close() error {
 	return errors.Join(errs...)
 }
 
-// open brings up the parts. A broker that is away is waited for, visibly: HTTP
-// answers from before.
+// open brings up the parts. A broker that is away is waited for, visibly.
 func (p *parts) open(ctx context.Context) error {
 	if err := p.openStore(ctx); err != nil {
 		return err
@@ -61,6 +60,12 @@ func (p *parts) open(ctx context.Context) error {
 	p.metrics = newMetrics(p.store.Table(), p.health)
 	gauges := newGauges(context.WithoutCancel(ctx), p.store.Table(), p.store.Stats, letterCounter(p.letters.Load), p.app.log)
 	p.metrics.registry.MustRegister(gauges)
+	// Before the broker: one with much to recover takes minutes, in which the
+	// process is alive and not ready.
+	if err := p.openHTTP(ctx); err != nil {
+		return err
+	}
+	p.onClose(p.closeHTTP)
 	if err := p.openBroker(ctx); err != nil {
 		return err
 	}
@@ -107,15 +112,10 @@ func (p *parts) openHTTP(ctx context.Context) error {
 	return nil
 }
 
-// openBroker starts the embedded server or waits for the one at the URL. HTTP
-// starts in between: after everything that fails at once, before what waits.
+// openBroker starts the embedded server, or waits for the one at the URL.
 func (p *parts) openBroker(ctx context.Context) error {
 	opts := p.app.global.natsOptions(p.app.log, "relay run", "_INBOX_relay")
 	if p.url != embeddedNATS {
-		if err := p.openHTTP(ctx); err != nil {
-			return err
-		}
-		p.onClose(p.closeHTTP)
 		return p.connect(ctx, opts)
 	}
 	if err := p.startEmbedded(ctx); err != nil {
@@ -128,14 +128,8 @@ func (p *parts) openBroker(ctx context.Context) error {
 	}
 	p.nc = nc
 	p.onClose(p.closeConn)
-	if p.js, err = newJetStream(nc, ""); err != nil {
-		return err
-	}
-	if err := p.openHTTP(ctx); err != nil {
-		return err
-	}
-	p.onClose(p.closeHTTP)
-	return nil
+	p.js, err = newJetStream(nc, "")
+	return err
 }
 
 func (p *parts) startEmbedded(ctx context.Context) error {

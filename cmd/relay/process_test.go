@@ -107,10 +107,12 @@ func (p *proc) signal(t *testing.T, s os.Signal) {
 // wait waits for the end and returns the exit status.
 func (p *proc) wait(t *testing.T) int {
 	t.Helper()
+	timeout := time.NewTimer(patience)
+	defer timeout.Stop()
 	select {
 	case <-p.ended:
 		return p.cmd.ProcessState.ExitCode()
-	case <-time.After(patience):
+	case <-timeout.C:
 		t.Fatal("relay did not end")
 		return -1
 	}

@@ -313,7 +313,7 @@ func TestRunSaysWhoHasAddressOrDirectory(t *testing.T) {
 	if code := p.wait(t); code != exitFailed {
 		t.Errorf("ended with %d, want %d", code, exitFailed)
 	}
-	p.stderr.line(t, "relay: hint: --http takes another address, or off")
+	p.stderr.line(t, "relay: hint: another relay run may have it: --http takes another address, or off")
 }
 
 // The whole life of a dead row, as an operator sees it.

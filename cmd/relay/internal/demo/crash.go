@@ -152,8 +152,9 @@ func (d *demo) replay(ctx context.Context) error {
 	d.tell.holds(fmt.Sprintf("the handler is mended and the letter replayed: fresh message ID, same idempotency key %s, 1 invoice for order %d",
 		key, poisoned), "message_id", id, "idempotency_key", key, "invoices", 1)
 
-	if _, err := d.letters.Replay(ctx, d.letter); !errors.Is(err, jetbox.ErrLetterGone) {
-		return fmt.Errorf("replay the letter a second time: got error %v, want %w", err, jetbox.ErrLetterGone)
+	_, err = d.letters.Replay(ctx, d.letter)
+	if err := refused("a second replay", err, jetbox.ErrLetterGone); err != nil {
+		return err
 	}
 	for order := 1; order <= crashed; order++ {
 		if err := d.invoiced(ctx, order); err != nil {

@@ -24,8 +24,9 @@ const (
 // commit is the first cycle.
 func (d *demo) commit(ctx context.Context) error {
 	errPower := errors.New("power failure")
-	if err := d.shop.place(ctx, 1, func() error { return errPower }); !errors.Is(err, errPower) {
-		return fmt.Errorf("place an order with a failure injected: got error %v, want %w", err, errPower)
+	err := d.shop.place(ctx, 1, func() error { return errPower })
+	if err := refused("an order with a failure injected", err, errPower); err != nil {
+		return err
 	}
 	if err := d.shop.expect(ctx, 0, 0); err != nil {
 		return fmt.Errorf("after a failure between order and event: %w", err)
@@ -145,6 +146,17 @@ func (d *demo) poison(ctx context.Context) error {
 	d.tell.holds(fmt.Sprintf("then it is one dead letter, %s: %s, %q", letter.ID, letter.Reason, letter.Error),
 		"letter", letter.ID, "reason", letter.Reason, "error", letter.Error)
 	return nil
+}
+
+// refused checks that something failed, and for the reason it should.
+func refused(what string, got, want error) error {
+	switch {
+	case errors.Is(got, want):
+		return nil
+	case got == nil:
+		return fmt.Errorf("%s succeeded, want the error %w", what, want)
+	}
+	return fmt.Errorf("%s: %w", what, got)
 }
 
 // growing checks delays that double, with a tenth of jitter.
