@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -69,7 +70,7 @@ func inBubble(t *testing.T, f func(b *bus)) {
 		b.must(err)
 		_, err = b.admin.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}})
 		b.must(err)
-		b.letters, err = dlq.New(b.js, dlq.Config{})
+		b.letters, err = dlq.New(b.js, dlq.Config{Logger: slog.New(slog.DiscardHandler)})
 		b.must(err)
 		_, err = b.letters.Setup(ctx, "EVENTS")
 		b.must(err)
@@ -208,6 +209,7 @@ func TestPoisonIsParkedAndReplayedOnce(t *testing.T) {
 		})
 		c, err := consumer.New(b.js, h, consumer.Config{
 			Stream: "EVENTS", Durable: "shipping", MaxDeliver: 4, DeadLetters: b.letters,
+			Logger: slog.New(slog.DiscardHandler),
 		})
 		b.must(err)
 		router, err := dlq.NewRouter(b.letters, dlq.RouterConfig{EventStream: "EVENTS"})
@@ -298,7 +300,7 @@ func TestDeathBeforeTheMarkLeavesOneMessageAndOneEffect(t *testing.T) {
 		c, err := consumer.New(b.js, consumer.Once(led, func(ctx context.Context, tx *sql.Tx, d *consumer.Delivery) error {
 			_, err := tx.ExecContext(ctx, "INSERT INTO shipped VALUES (?, 1)", d.AggregateID)
 			return err
-		}), consumer.Config{Stream: "EVENTS", Durable: "shipping"})
+		}), consumer.Config{Stream: "EVENTS", Durable: "shipping", Logger: slog.New(slog.DiscardHandler)})
 		b.must(err)
 		stopConsumer := b.run(c.Run)
 		b.must(b.order("o-1", nil))

@@ -61,8 +61,8 @@ type Config struct {
 
 	// HandledFunc is called for every delivery that was settled, with the time
 	// the handler took. DuplicateFunc is called for every delivery whose effect
-	// a ledger had seen already. Both run on the goroutine of a worker and must
-	// not block. Optional.
+	// a ledger had seen already. Both run on goroutines of Run, several at the
+	// same time, and must not block. Optional.
 	HandledFunc   func(d *Delivery, v Verdict, took time.Duration)
 	DuplicateFunc func(d *Delivery)
 }

@@ -105,6 +105,7 @@ func ExampleOnce() {
 		fmt.Println("bill", d.Key)
 		return nil
 	})
+	done := 0
 	handle := func(ctx context.Context, d *consumer.Delivery) error {
 		if err := bill(ctx, d); err != nil {
 			return err
@@ -113,7 +114,7 @@ func ExampleOnce() {
 			return fmt.Errorf("something after the effect fails")
 		}
 		fmt.Println("done", d.Key)
-		if d.Key == "order-2" {
+		if done++; done == 2 {
 			stop()
 		}
 		return nil

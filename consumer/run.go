@@ -49,6 +49,7 @@ type run struct {
 	losses       int         // requests lost in a row
 	polled       time.Time   // when unsettled messages were last asked for
 	missingSince time.Time   // of the stream
+	refusals     int         // by the server, in a row
 	reported     string      // differences already logged
 	full         bool        // logged that too many messages are held
 }
@@ -227,7 +228,7 @@ func (r *run) lookAgain() error {
 		if r.live.Swap(l) == nil {
 			r.pace.begin(l, time.Now())
 		}
-		r.failures, r.missingSince, r.polled = 0, time.Time{}, time.Now()
+		r.failures, r.refusals, r.missingSince, r.polled = 0, 0, time.Time{}, time.Now()
 		return nil
 	}
 	if r.ctx.Err() != nil {

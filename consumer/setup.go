@@ -17,6 +17,9 @@ const (
 	// missingGrace is how long a missing stream may stay missing: whoever
 	// creates it may still be starting, or be replacing it.
 	missingGrace = 30 * time.Second
+	// maxRefusals is how often in a row the server must refuse a request as
+	// wrong before it is believed.
+	maxRefusals = 3
 )
 
 // live is what the server says about the consumer: its settings decide, not
@@ -147,8 +150,12 @@ func (r *run) hopeless(err error) (give bool) {
 	}
 	r.missingSince = time.Time{}
 	var api *jetstream.APIError
-	if errors.As(err, &api) {
-		return api.Code >= 400 && api.Code < 500 && api.Code != 404 && api.Code != 408 && api.Code != 429
+	if errors.As(err, &api) && api.Code >= 400 && api.Code < 500 && api.Code != 404 && api.Code != 408 && api.Code != 429 {
+		// Not at the first time: while a consumer is being deleted, the server
+		// (2.15) may refuse to create it because it does not exist (10149).
+		r.refusals++
+		return r.refusals >= maxRefusals
 	}
-	return errors.Is(err, jetstream.ErrInvalidConsumerName) || errors.Is(err, jetstream.ErrInvalidStreamName)
+	r.refusals = 0
+	return false
 }

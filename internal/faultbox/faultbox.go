@@ -31,7 +31,7 @@ func (b *Box) InProcessConn() (net.Conn, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.dialled++
-	if b.refuse {
+	if b.refuse || b.mute {
 		return nil, errors.New("faultbox: connection refused")
 	}
 	nc, err := b.Server.InProcessConn()
@@ -55,7 +55,9 @@ func (b *Box) Cut(refuse bool) {
 }
 
 // Mute swallows what the broker sends, PubAcks above all, until it is called with
-// false. What the client sends arrives.
+// false. What the client sends arrives. New connections are refused meanwhile: a
+// client that waits for the broker's first word holds its own lock, and in a
+// synctest bubble a goroutine that waits for a lock stops the clock.
 func (b *Box) Mute(mute bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
