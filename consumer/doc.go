@@ -16,8 +16,9 @@
 // stored as a dead letter before the message is terminated. Before the last
 // delivery is handed to the handler, an intent letter is stored, so that a
 // handler that kills the process does not lose the message either. While letters
-// cannot be stored the message is neither acknowledged nor terminated, and other
-// messages go on, up to [Config.MaxHeld] of them.
+// cannot be stored, the messages that need one are neither acknowledged nor
+// terminated and wait aside; the others go on, as long as no more than
+// [Config.MaxHeld] wait.
 //
 // Without [Config.DeadLetters] nothing is stored here. A permanent error is
 // terminated with its text, and the last failed delivery is a nak, so that the
