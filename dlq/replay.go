@@ -74,11 +74,10 @@ func (s *Letters) replay(ctx context.Context, l Letter) (Letter, error) {
 	if most := s.limits(info.Config.MaxMsgSize).message; size > most {
 		return Letter{}, fmt.Errorf("the message has %d bytes with its replay headers, the broker takes %d", size, most)
 	}
-	// Also a takeover writes: it stops whoever began this replay from closing
-	// the letter too, so that two never report the same success.
-	l, err = s.put(ctx, l, l.Seq)
-	if err != nil {
-		return Letter{}, err
+	if !takeover {
+		if l, err = s.put(ctx, l, l.Seq); err != nil {
+			return Letter{}, err
+		}
 	}
 	began := time.Now()
 	if err := s.step("replaying stored"); err != nil {
@@ -86,7 +85,7 @@ func (s *Letters) replay(ctx context.Context, l Letter) (Letter, error) {
 	}
 	var seq uint64
 	if takeover {
-		if seq, err = s.findReplay(ctx, l); err != nil {
+		if seq, began, err = s.findReplay(ctx, l, info.Config.Duplicates); err != nil {
 			return Letter{}, err
 		}
 	}
@@ -161,10 +160,11 @@ func replayMessage(l Letter) *nats.Msg {
 	return m
 }
 
-// publishReplay publishes m and returns its stream sequence.
+// publishReplay publishes m and returns its stream sequence. Since began nobody
+// has proved that the message is not there yet.
 func (s *Letters) publishReplay(ctx context.Context, l Letter, m *nats.Msg, began time.Time, window time.Duration) (uint64, error) {
 	for attempt := 1; ; attempt++ {
-		// Whoever takes the letter over publishes under the same message ID.
+		// Whoever else is at the letter publishes under the same message ID.
 		// Only within the duplicate window that makes one message of two.
 		if since := time.Since(began); window > 0 && since > window/2 {
 			return 0, fmt.Errorf("publishing takes %v, half of stream %s's duplicate window has passed: run it again to look first", since, l.Stream)
@@ -194,34 +194,47 @@ func (s *Letters) reopen(ctx context.Context, l Letter, cause error) error {
 	return cause
 }
 
-// findReplay returns the stream sequence of the letter's replay, or 0.
-func (s *Letters) findReplay(ctx context.Context, l Letter) (uint64, error) {
+// findReplay looks for the message of the letter's last replay. It returns its
+// stream sequence, or 0 and a recent time at which it was not there. Where
+// reading takes so long that the other operator's message could have come and
+// been forgotten meanwhile, it goes on with what came.
+func (s *Letters) findReplay(ctx context.Context, l Letter, window time.Duration) (seq uint64, at time.Time, err error) {
+	for from := l.replayFrom; ; {
+		at = time.Now()
+		seq, from, err = s.findReplayAfter(ctx, l, from)
+		if err != nil {
+			return 0, at, fmt.Errorf("look for message %s: %w", replayID(l), err)
+		}
+		if seq > 0 || window <= 0 || time.Since(at) < window/4 {
+			return seq, at, nil
+		}
+	}
+}
+
+// findReplayAfter looks at what the stream has after sequence from now, and
+// returns up to which sequence that is.
+func (s *Letters) findReplayAfter(ctx context.Context, l Letter, from uint64) (seq, to uint64, err error) {
 	st, err := s.js.Stream(ctx, l.Stream)
 	if err != nil {
-		return 0, fmt.Errorf("look up stream %s: %w", l.Stream, err)
+		return 0, 0, err
 	}
 	info := st.CachedInfo()
-	from := l.replayFrom + 1
-	if l.replayFrom > info.State.LastSeq {
-		from = 1 // created anew since, or restored from a backup
+	to = info.State.LastSeq
+	if from > to {
+		from = 0 // created anew since, or restored from a backup
 	}
-	id := replayID(l)
-	var found uint64
 	match := func(m *record) (more bool) {
-		if nats.Header(m.header).Get(jetbox.HeaderMsgID) == id {
-			found = m.seq
+		if nats.Header(m.header).Get(jetbox.HeaderMsgID) == replayID(l) {
+			seq = m.seq
 		}
-		return found == 0
+		return seq == 0
 	}
 	if info.Config.Retention == jetstream.LimitsPolicy {
-		err = scan(ctx, st, l.Subject, from, true, match)
+		err = scan(ctx, st, l.Subject, from+1, true, match)
 	} else {
-		err = s.walk(ctx, l.Stream, l.Subject, from, info.State.LastSeq, match)
+		err = s.walk(ctx, l.Stream, l.Subject, from+1, to, match)
 	}
-	if err != nil {
-		return 0, fmt.Errorf("look for message %s: %w", id, err)
-	}
-	return found, nil
+	return seq, to, err
 }
 
 // walk is scan for streams that a second consumer would disturb: work-queue

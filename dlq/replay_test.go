@@ -220,6 +220,53 @@ func TestTwoOperatorsAtOneLetterReplayItOnce(t *testing.T) {
 	})
 }
 
+// The same, step by step: two operators who start the same replay write equal
+// messages, and the second must not take the first one's for its own.
+func TestEqualWriteOfAnotherOperatorIsAConflict(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		l := w.park(w.event("billing", "events.a", "k1", []byte("x")))
+		l.State, l.Replays, l.replayFrom = StateReplaying, 1, 1
+		if _, err := w.letters.put(t.Context(), l, l.Seq); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.letters.put(t.Context(), l, l.Seq); !errors.Is(err, jetbox.ErrLetterGone) {
+			t.Errorf("second put: err = %v, want %v", err, jetbox.ErrLetterGone)
+		}
+	})
+}
+
+func TestTwoOperatorsTakingOverOneReplayFinishItOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		for round := range 20 {
+			id := w.park(w.event("billing", "events.a", "", []byte("x"))).ID
+			dying := w.newLetters(w.js, Config{})
+			dying.testOnlyCrash = func(string) error { return errKilled }
+			if _, err := dying.Replay(t.Context(), id); !errors.Is(err, errKilled) {
+				t.Fatalf("Replay = %v, want it killed", err)
+			}
+			results := make([]error, 3)
+			var wg sync.WaitGroup
+			for i := range results {
+				s := w.newLetters(w.connect(), Config{})
+				wg.Go(func() { _, results[i] = s.Replay(t.Context(), id) })
+			}
+			wg.Wait()
+			won := 0
+			for _, err := range results {
+				if err == nil {
+					won++
+				} else if !errors.Is(err, jetbox.ErrLetterGone) {
+					t.Errorf("round %d: err = %v, want %v", round, err, jetbox.ErrLetterGone)
+				}
+			}
+			w.wantState(id, StateReplayed)
+			if got := len(w.replayed()); won != 1 || got != round+1 {
+				t.Fatalf("round %d: %d operators succeeded and %d messages were replayed, want 1 and %d", round, won, got, round+1)
+			}
+		}
+	})
+}
+
 var errKilled = errors.New("killed by the test")
 
 // The crash points of a replay, each resumed at once and beyond the duplicate

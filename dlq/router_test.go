@@ -260,16 +260,19 @@ func TestForgedAndStaleAdvisoriesHarmNobody(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.events = w.createEvents(func(c *jetstream.StreamConfig) { c.Retention = jetstream.WorkQueuePolicy })
+		time.Sleep(10 * time.Second)
 		w.event("c", "events.a", "k1", []byte("healthy"))
 		w.newConsumer(jetstream.ConsumerConfig{Durable: "c", MaxDeliver: 1})
 
 		const subject = maxDeliveriesSubject + ".EVENTS.c"
+		longAgo := time.Now().Add(-time.Hour).UTC().Format(time.RFC3339Nano)
 		before := time.Now().Add(-time.Second).UTC().Format(time.RFC3339Nano)
 		now := time.Now().UTC().Format(time.RFC3339Nano)
 		advisory := func(typ, at, stream, extra string) string {
 			return fmt.Sprintf(`{"type":%q,"timestamp":%q,"stream":%q,"consumer":"c","stream_seq":1,"deliveries":1%s}`, typ, at, stream, extra)
 		}
 		w.advise(subject, advisory(typeMaxDeliveries, before, "EVENTS", ""))
+		w.advise(subject, strings.Replace(advisory(typeMaxDeliveries, longAgo, "EVENTS", ""), `"stream_seq":1`, `"stream_seq":9`, 1))
 		w.advise(subject, advisory(typeMaxDeliveries, now, "OTHER", ""))
 		w.advise(subject, advisory(typeMaxDeliveries, now, "EVENTS", `,"domain":"leaf"`))
 		w.advise(subject, advisory(typeTerminated, now, "EVENTS", ""))
