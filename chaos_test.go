@@ -273,6 +273,7 @@ func (m *monkey) relays(ctx context.Context, r *rand.Rand) {
 		src := &mortal{Store: m.store}
 		rel, err := relay.New(src, js, relay.Config{
 			Lease: 3 * time.Second, Batch: 1 + r.IntN(40), MaxAttempts: 3, DrainTimeout: 2 * time.Second,
+			Logger: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {
 			m.t.Errorf("relay: %v", err)

@@ -144,6 +144,7 @@ func (b *bus) run(f func(context.Context) error) (stop func()) {
 
 func (b *bus) relay(src relay.Source, cfg relay.Config) (stop func()) {
 	b.t.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
 	r, err := relay.New(src, b.js, cfg)
 	b.must(err)
 	return b.run(r.Run)

@@ -73,7 +73,7 @@ type Config struct {
 	// record them. Default 10s.
 	DrainTimeout time.Duration
 
-	// Logger takes what Run has nobody to return to. Default: discard.
+	// Logger takes what Run has nobody to return to. Default: slog.Default().
 	Logger *slog.Logger
 
 	// Hooks are told what happens.
@@ -107,7 +107,7 @@ func (c Config) withDefaults() Config {
 	set(&c.BrokerSync, 2*time.Minute)
 	set(&c.DrainTimeout, 10*time.Second)
 	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
+		c.Logger = slog.Default()
 	}
 	if c.Hooks.PublishedFunc == nil {
 		c.Hooks.PublishedFunc = func(time.Duration, time.Duration, bool) {}

@@ -61,19 +61,22 @@ func (r *Relay) Health() Health {
 	h := &r.health
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.role == "" {
-		return Health{Role: RoleStarting, Reason: "has not reached its outbox yet"}
+	role := h.role
+	if role == "" {
+		role = RoleStarting
 	}
 	if err := errors.Join(h.faults[:]...); err != nil {
-		return Health{Role: h.role, Reason: err.Error()}
+		return Health{Role: role, Reason: err.Error()}
 	}
-	switch h.role {
+	switch role {
+	case RoleStarting:
+		return Health{Role: role, Reason: "has not reached its outbox yet"}
 	case RoleStandby:
-		return Health{Role: h.role, Ready: true, Reason: "standing by for " + h.holder}
+		return Health{Role: role, Ready: true, Reason: "standing by for " + h.holder}
 	case RoleStopped:
-		return Health{Role: h.role, Reason: "stopped"}
+		return Health{Role: role, Reason: "stopped"}
 	default:
-		return Health{Role: h.role, Ready: true}
+		return Health{Role: role, Ready: true}
 	}
 }
 

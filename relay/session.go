@@ -90,6 +90,7 @@ func (s *session) loop() error {
 			pause(s.ctx, wait.NextBackOff())
 		case len(rows) == 0:
 			wait.Reset()
+			s.fault(s.ctx, partPublish, nil) // what could not be published is gone
 			s.idle()
 		default:
 			wait.Reset()

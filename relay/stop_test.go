@@ -3,6 +3,7 @@ package relay_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -26,7 +27,7 @@ func TestStopWaitsForPubAcksAndRecordsThem(t *testing.T) {
 			r.box.Hold(true)
 			close(first)
 		})
-		rel, err := relay.New(src, r.js, relay.Config{Batch: 100})
+		rel, err := relay.New(src, r.js, relay.Config{Batch: 100, Logger: slog.New(slog.DiscardHandler)})
 		r.must(err)
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)

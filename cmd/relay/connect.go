@@ -159,7 +159,13 @@ func isTLSMistake(err error) (mistake bool) {
 		verify    *tls.CertificateVerificationError
 		record    tls.RecordHeaderError
 		op        *net.OpError
+		network   net.Error
 	)
+	// nats.ErrTLS covers a server that hangs up after the handshake, which is how
+	// a refused client certificate looks to the faster client (nats.go 1.55).
+	if errors.Is(err, nats.ErrTLS) && !(errors.As(err, &network) && network.Timeout()) {
+		return true
+	}
 	return errors.Is(err, nats.ErrSecureConnWanted) ||
 		errors.As(err, &authority) || errors.As(err, &host) || errors.As(err, &invalid) ||
 		errors.As(err, &verify) || errors.As(err, &record) ||

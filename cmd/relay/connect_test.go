@@ -9,12 +9,14 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"math/big"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -128,7 +130,7 @@ func TestTLSMistakesFailFast(t *testing.T) {
 		{"unknown CA", []string{"--nats", secure.ClientURL()}, "certificate", "--tls-ca"},
 		{"wrong CA", []string{"--nats", secure.ClientURL(), "--tls-ca", otherCert}, "certificate", "--tls-ca"},
 		{"expired", []string{"--nats", expired.ClientURL(), "--tls-ca", oldCert}, "expired", "--tls-ca"},
-		{"no client certificate", []string{"--nats", strict.ClientURL(), "--tls-ca", certFile}, "certificate", "--tls-cert"},
+		{"no client certificate", []string{"--nats", strict.ClientURL(), "--tls-ca", certFile}, "tls", "--tls-cert"},
 		{"missing CA file", []string{"--nats", secure.ClientURL(), "--tls-ca", "no.pem"}, "no.pem", ""},
 		{"missing credentials", []string{"--nats", plain.ClientURL(), "--nats-creds", "no.creds"}, "no.creds", ""},
 		{"unknown context", []string{"--nats-context", "no-such-context"}, `unknown context "no-such-context"`, ""},
@@ -154,48 +156,85 @@ func TestTLSMistakesFailFast(t *testing.T) {
 	ok.stderr.line(t, "lease acquired")
 }
 
+// switchboard is an address that stays the same while the servers behind it
+// come and go.
+type switchboard struct {
+	net.Listener
+	target atomic.Pointer[server.Server] // nil: nobody answers
+	calls  atomic.Int64
+}
+
+func newSwitchboard(t *testing.T) *switchboard {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &switchboard{Listener: l}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			b.calls.Add(1)
+			go b.connect(c)
+		}
+	}()
+	return b
+}
+
+func (b *switchboard) connect(c net.Conn) {
+	defer c.Close()
+	s := b.target.Load()
+	if s == nil {
+		return
+	}
+	out, err := net.Dial("tcp", s.Addr().String()) //nolint:noctx // ends with the server
+	if err != nil {
+		return
+	}
+	defer out.Close()
+	go func() {
+		_, _ = io.Copy(out, c)
+		_ = out.Close()
+	}()
+	_, _ = io.Copy(c, out)
+}
+
 // BR-38: refused logins do not close the connection for ever. relay run says why
 // it waits and recovers when it is let in.
 func TestRefusedLoginsAreWaitedOut(t *testing.T) {
 	t.Parallel()
 	strict := startServer(t, func(o *server.Options) { o.Username, o.Password = "relay", "right-password" })
-	port := strict.Addr().(*net.TCPAddr).Port
-	p := start(t, t.TempDir(), "run", "--nats", fmt.Sprintf("nats://relay:wrong-password@127.0.0.1:%d", port),
+	open := startServer(t, func(*server.Options) {})
+	board := newSwitchboard(t)
+	board.target.Store(strict)
+	p := start(t, t.TempDir(), "run", "--nats", fmt.Sprintf("nats://relay:wrong-password@%s", board.Addr()),
 		"--http", "127.0.0.1:0", "--log-format", "json")
-	url := "http://" + p.field(t, "serving HTTP", "address")
-	attempts := func(s *server.Server, n uint64) {
+	r := &relayRun{proc: p, http: "http://" + p.field(t, "serving HTTP", "address")}
+	attempts := func(n int64) {
 		t.Helper()
-		total := func() uint64 {
-			v, err := s.Varz(nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return v.TotalConnections
-		}
-		before := total()
+		before := board.calls.Load()
 		eventually(t, fmt.Sprintf("%d more attempts", n), func() (bool, string) {
-			return total() >= before+n, fmt.Sprint(total() - before)
+			return board.calls.Load() >= before+n, fmt.Sprint(board.calls.Load() - before)
 		})
 	}
-	attempts(strict, 3)
-	if status, body := get(t, url+"/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(strings.ToLower(body), "authorization violation") {
+	attempts(3)
+	if status, body := get(t, r.http+"/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(strings.ToLower(body), "authorization violation") {
 		t.Errorf("/readyz: %d %s, want the reason", status, body)
 	}
-	lenient := func() *server.Server { return startServer(t, func(o *server.Options) { o.Port = port }) }
-	strict.Shutdown()
-	strict.WaitForShutdown()
-	open := lenient()
-	r := &relayRun{proc: p, http: url}
+	board.target.Store(open)
 	r.ready(t)
 
 	// Once more on a connection that was up.
-	open.Shutdown()
-	open.WaitForShutdown()
-	strict = startServer(t, func(o *server.Options) { o.Port, o.Username, o.Password = port, "relay", "right-password" })
-	attempts(strict, 3)
-	strict.Shutdown()
-	strict.WaitForShutdown()
-	lenient()
+	board.target.Store(strict)
+	for id := range uint64(100) {
+		_ = open.DisconnectClientByID(id) // whichever it has
+	}
+	attempts(4)
+	board.target.Store(open)
 	r.ready(t)
 	if text := p.stderr.String(); strings.Contains(text, "wrong-password") {
 		t.Errorf("the password is in the log:\n%s", text)

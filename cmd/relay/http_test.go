@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -121,10 +122,11 @@ func TestMetricSeriesDoNotGrowWithReasons(t *testing.T) {
 func TestScrapeAnswersWhileDatabaseHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		asked, release := 0, make(chan struct{})
+		release := make(chan struct{})
+		var asked atomic.Int32
 		_, mux := testMux(t,
 			func(ctx context.Context) (outbox.Stats, error) {
-				asked++
+				asked.Add(1)
 				select {
 				case <-release:
 					return outbox.Stats{Pending: 5}, nil
@@ -143,8 +145,8 @@ func TestScrapeAnswersWhileDatabaseHangs(t *testing.T) {
 				t.Error("want the letters and no rows")
 			}
 		}
-		if asked != 1 {
-			t.Errorf("the database was asked %d times while it hung, want once", asked)
+		if n := asked.Load(); n != 1 {
+			t.Errorf("the database was asked %d times while it hung, want once", n)
 		}
 		close(release)
 		synctest.Wait()

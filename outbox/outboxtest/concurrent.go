@@ -257,6 +257,8 @@ func relayOnce(ctx context.Context, s Store, owner string, l jetbox.Lease, c *ch
 	if rng.IntN(25) == 0 {
 		time.Sleep(2 * shortLease)
 	}
+	// The way to the broker and back: without it no relay leaves the writers room.
+	time.Sleep(time.Duration(1+rng.IntN(3)) * time.Millisecond)
 	// What was sent is a part of each key's rows, in order, up to a failure.
 	var outcomes []jetbox.Outcome
 	held := make(map[string]bool)

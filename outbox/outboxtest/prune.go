@@ -123,7 +123,7 @@ func pruneBehindYoung(t *testing.T, b *bench) {
 }
 
 func pruneMany(t *testing.T, b *bench) {
-	const rows = 2500
+	const rows = 1500
 	ids := b.add(keyed("", rows)...)
 	l := b.lease("a")
 	b.claim(l, rows)
