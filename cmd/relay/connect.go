@@ -163,8 +163,8 @@ func isTLSMistake(err error) (mistake bool) {
 	)
 	// nats.ErrTLS covers a server that hangs up after the handshake, which is how
 	// a refused client certificate looks to the faster client (nats.go 1.55).
-	if errors.Is(err, nats.ErrTLS) && !(errors.As(err, &network) && network.Timeout()) {
-		return true
+	if errors.Is(err, nats.ErrTLS) {
+		return !errors.As(err, &network) || !network.Timeout()
 	}
 	return errors.Is(err, nats.ErrSecureConnWanted) ||
 		errors.As(err, &authority) || errors.As(err, &host) || errors.As(err, &invalid) ||

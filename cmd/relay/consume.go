@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/seed-5e04d8fb/jetbox/consumer"
 	dedupsqlite "github.com/seed-5e04d8fb/jetbox/dedup/sqlite"
 	"github.com/seed-5e04d8fb/jetbox/dlq"
@@ -154,7 +156,11 @@ func consume(ctx context.Context, a *app, f consumeFlags) (err error) {
 	if err != nil {
 		return usageError{err}
 	}
-	return withHint(c.Run(ctx), "relay run creates the stream; --stream names another")
+	err = c.Run(ctx)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return withHint(err, "relay run creates the stream; --stream names another")
+	}
+	return err
 }
 
 // handler returns what is done with an event, and what ends it.

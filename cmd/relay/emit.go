@@ -59,7 +59,7 @@ func emit(ctx context.Context, a *app, f emitFlags, args []string) (err error) {
 	}
 	// Everything is read before the transaction begins: it holds the only write
 	// lock of the database.
-	payloads, err := f.payloads(a.stdin, args[1:])
+	payloads, err := f.payloads(ctx, a.stdin, args[1:])
 	if err != nil {
 		return err
 	}
@@ -92,19 +92,19 @@ func emit(ctx context.Context, a *app, f emitFlags, args []string) (err error) {
 }
 
 // payloads returns one payload per event.
-func (f emitFlags) payloads(stdin io.Reader, args []string) ([][]byte, error) {
+func (f emitFlags) payloads(ctx context.Context, stdin io.Reader, args []string) ([][]byte, error) {
 	if f.lines {
 		if len(args) > 0 {
 			return nil, usagef("--lines reads the payloads from stdin: unexpected argument %q", args[0])
 		}
-		return readLines(stdin, f.count)
+		return untilDone(ctx, func() ([][]byte, error) { return readLines(stdin, f.count) })
 	}
 	var payload []byte
 	if len(args) > 0 {
 		payload = []byte(args[0])
 		if args[0] == "-" {
 			var err error
-			if payload, err = io.ReadAll(stdin); err != nil {
+			if payload, err = untilDone(ctx, func() ([]byte, error) { return io.ReadAll(stdin) }); err != nil {
 				return nil, fmt.Errorf("read payload from stdin: %w", err)
 			}
 		}
@@ -114,6 +114,28 @@ func (f emitFlags) payloads(stdin io.Reader, args []string) ([][]byte, error) {
 		out[i] = payload
 	}
 	return out, nil
+}
+
+// untilDone returns what read does, or an error when ctx is done first. A read
+// from a terminal cannot be interrupted otherwise; the goroutine that is left
+// behind ends with the process.
+func untilDone[T any](ctx context.Context, read func() (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		v, err := read()
+		done <- result{v, err}
+	}()
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-ctx.Done():
+		var none T
+		return none, context.Cause(ctx)
+	}
 }
 
 func readLines(r io.Reader, each int) ([][]byte, error) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"net/http"
 	"os"
@@ -145,6 +146,42 @@ func TestRunWaitsForBrokerVisibly(t *testing.T) {
 	p.signal(t, syscall.SIGTERM)
 	if code := p.wait(t); code != exitFine {
 		t.Errorf("ended with %d", code)
+	}
+}
+
+// A command that waits for its input ends at the first signal, and has done
+// nothing.
+func TestEmitEndsAtSignalWhileReading(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	once(t, dir, "migrate")
+	for _, args := range [][]string{{"emit", "--lines", "events.a"}, {"emit", "events.a", "-"}} {
+		cmd := relayCmd(t.Context(), dir, args...)
+		stdin, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stderr := newTranscript()
+		cmd.Stderr = stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		// More than a pipe holds: when it is written, relay reads.
+		if _, err := stdin.Write(bytes.Repeat([]byte("line\n"), 1<<16)); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != exitFailed {
+			t.Errorf("relay %q ended with %v, want status %d", args, err, exitFailed)
+		}
+		if !strings.Contains(stderr.String(), "stopped by signal: interrupt") {
+			t.Errorf("relay %q said %q", args, stderr)
+		}
+	}
+	if out := once(t, dir, "outbox", "list"); out != "" {
+		t.Errorf("rows were appended:\n%s", out)
 	}
 }
 
