@@ -74,6 +74,42 @@ func TestConsumptionResumesAfterBrokerRestarts(t *testing.T) {
 	})
 }
 
+// A request for messages that gets lost on its way is noticed by the missing
+// heartbeats; one that died with a connection at once.
+func TestLostPullIsRenewed(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		box := &holdBox{Server: b.srv}
+		var seen record
+		b.startOn(box.connect(b), seen.ok, consumer.Config{})
+		b.pass(time.Second)
+
+		box.mu.Lock()
+		box.drop = "CONSUMER.MSG.NEXT"
+		box.mu.Unlock()
+		b.publish("a") // ends the open request; the next one gets lost
+		b.pass(time.Second)
+		b.publish("b")
+		b.pass(20 * time.Second)
+		if len(seen.of("b")) != 1 {
+			b.Errorf("handled %v within 20s of a lost request, want b too", seen.keys())
+		}
+
+		if err := b.srv.Close(); err != nil {
+			b.Fatal(err)
+		}
+		b.pass(time.Second)
+		if err := b.srv.Restart(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		b.pass(3 * time.Second) // the client's reconnect wait is 2s
+		b.publish("c")
+		b.pass(time.Second)
+		if len(seen.of("c")) != 1 {
+			b.Errorf("handled %v within a second of the reconnect, want c too", seen.keys())
+		}
+	})
+}
+
 func TestClosedConnectionEndsRunWithAnError(t *testing.T) {
 	inBubble(t, func(b *bus) {
 		nc, js := b.connect()

@@ -1,6 +1,7 @@
 package consumer_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -116,12 +117,14 @@ func TestIdleConsumerStopsAtOnce(t *testing.T) {
 	})
 }
 
-// holdBox hands out a connection whose incoming data it can hold up.
+// holdBox hands out a connection whose incoming data it can hold up, and of which
+// it can lose a write.
 type holdBox struct {
 	*embedded.Server
 
 	mu   sync.Mutex
 	held chan struct{} // guarded by mu; nil when data flows
+	drop string        // guarded by mu; the next write with this text is lost
 }
 
 type heldConn struct {
@@ -146,6 +149,34 @@ func (c *heldConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
+func (c *heldConn) Write(p []byte) (int, error) {
+	c.box.mu.Lock()
+	lost := c.box.drop != "" && bytes.Contains(p, []byte(c.box.drop))
+	if lost {
+		c.box.drop = ""
+	}
+	c.box.mu.Unlock()
+	if lost {
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
+}
+
+// connect returns a connection through the box.
+func (h *holdBox) connect(b *bus) jetstream.JetStream {
+	b.Helper()
+	nc, err := nats.Connect("", nats.InProcessServer(h), nats.MaxReconnects(-1))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return js
+}
+
 // hold keeps what arrives from now on until release is called.
 func (h *holdBox) hold() (release func()) {
 	h.mu.Lock()
@@ -164,15 +195,7 @@ func (h *holdBox) hold() (release func()) {
 func TestMessageOnItsWayAtTheStopIsHandedBack(t *testing.T) {
 	inBubble(t, func(b *bus) {
 		box := &holdBox{Server: b.srv}
-		nc, err := nats.Connect("", nats.InProcessServer(box))
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer nc.Close()
-		js, err := jetstream.New(nc)
-		if err != nil {
-			b.Fatal(err)
-		}
+		js := box.connect(b)
 		var first, second record
 		stop := b.startOn(js, first.ok, consumer.Config{})
 		b.pass(time.Second)
@@ -200,15 +223,7 @@ func TestMessageOnItsWayAtTheStopIsHandedBack(t *testing.T) {
 func TestLastDeliveryOnItsWayAtTheStopIsHandled(t *testing.T) {
 	inBubble(t, func(b *bus) {
 		box := &holdBox{Server: b.srv}
-		nc, err := nats.Connect("", nats.InProcessServer(box))
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer nc.Close()
-		js, err := jetstream.New(nc)
-		if err != nil {
-			b.Fatal(err)
-		}
+		js := box.connect(b)
 		var seen record
 		dlq := &letters{}
 		stop := b.startOn(js, seen.ok, consumer.Config{MaxDeliver: 1, DeadLetters: dlq})
@@ -227,5 +242,33 @@ func TestLastDeliveryOnItsWayAtTheStopIsHandled(t *testing.T) {
 			b.Errorf("letters: %v, want intend, withdraw", got)
 		}
 		b.wantSettled()
+	})
+}
+
+// Run returns only when the broker has confirmed what it was told, so that the
+// program may exit and take the connection along.
+func TestRunReturnsOnlyWhenTheBrokerHasTheAcks(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		box := &holdBox{Server: b.srv}
+		b.publish("k")
+		stop := b.startOn(box.connect(b), func(context.Context, *consumer.Delivery) error {
+			time.Sleep(3 * time.Second)
+			return nil
+		}, consumer.Config{})
+		b.pass(time.Second)
+		begin := time.Now()
+		time.AfterFunc(time.Second, func() {
+			release := box.hold() // no confirmation comes through
+			time.AfterFunc(3*time.Second, release)
+		})
+		if err := stop(); err != nil {
+			b.Errorf("Run: %v", err)
+		}
+		if took := time.Since(begin); took != 4*time.Second {
+			b.Errorf("Run returned after %v, want 4s: the handler's 2s, and until the broker confirmed", took)
+		}
+		if n := len(b.answersLike(1, "+ACK")); n != 1 {
+			b.Errorf("acks = %d, want 1", n)
+		}
 	})
 }

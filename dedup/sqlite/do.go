@@ -14,10 +14,18 @@ import (
 //
 // When apply returns an error, panics or ends its goroutine, or when ctx ends
 // before the commit, everything is rolled back. apply must neither commit nor
-// roll back tx. An error of the commit itself leaves the outcome unknown; doing
-// it again settles it.
+// roll back tx, and may run again after a rollback: when a reader holds the
+// commit up, which WAL mode rules out. An error of the commit itself leaves the
+// outcome unknown; doing it again settles it.
 func (l *Ledger) Do(ctx context.Context, consumer, key string, apply func(ctx context.Context, tx *sql.Tx) error) (seen bool, err error) {
-	seen, err = l.do(ctx, consumer, key, apply)
+	var applied error
+	err = retryBusy(ctx, func() error {
+		seen, applied, err = l.try(ctx, consumer, key, apply)
+		return err
+	})
+	if err == nil {
+		err = applied
+	}
 	if err == nil && l.calls.Add(1)%pruneEvery == 0 {
 		// What fails here is tried again in the next round.
 		_, _ = l.pruneSome(ctx)
@@ -25,79 +33,44 @@ func (l *Ledger) Do(ctx context.Context, consumer, key string, apply func(ctx co
 	return seen, err
 }
 
-func (l *Ledger) do(ctx context.Context, consumer, key string, apply func(ctx context.Context, tx *sql.Tx) error) (seen bool, err error) {
-	// One connection throughout: a commit that fails leaves the transaction
-	// open, and database/sql would put the connection back into the pool so.
-	conn, err := l.db.Conn(ctx)
+// try makes one transaction. err is the database's: BUSY means that nothing
+// happened. applied is apply's own error, which is not looked into.
+func (l *Ledger) try(ctx context.Context, consumer, key string, apply func(ctx context.Context, tx *sql.Tx) error) (seen bool, applied, err error) {
+	tx, err := l.db.BeginTx(ctx, nil)
 	if err != nil {
-		return false, fmt.Errorf("connect to the ledger: %w", err)
+		return false, nil, fmt.Errorf("begin with the ledger: %w", err)
 	}
-	defer conn.Close()
-
-	tx, entered, err := l.enter(ctx, conn, consumer, key)
-	if err != nil {
-		return false, fmt.Errorf("enter %q in the ledger: %w", key, err)
-	}
-	ended := false
+	committing := false
 	defer func() {
-		if !ended { // an error, a panic, runtime.Goexit
+		if !committing { // seen, an error, a panic, runtime.Goexit
 			_ = tx.Rollback()
 		}
 	}()
-	if !entered {
-		return true, nil
+	// The entry is the first statement. So the write lock is held from the
+	// start, also where the application's transactions are deferred: one that
+	// reads first and writes later fails at once when another connection wrote
+	// in between. And with the lock, a key that is there is committed.
+	res, err := tx.ExecContext(ctx, l.insert, consumer, key, time.Now().UnixMilli())
+	if err != nil {
+		return false, nil, fmt.Errorf("enter %q in the ledger: %w", key, err)
+	}
+	entered, err := res.RowsAffected()
+	if err != nil {
+		return false, nil, fmt.Errorf("enter %q in the ledger: %w", key, err)
+	}
+	if entered == 0 {
+		return true, nil, nil
 	}
 	if err := apply(ctx, tx); err != nil {
-		return false, err
+		return false, err, nil
 	}
-	ended = true
-	if err := commit(ctx, conn, tx); err != nil {
-		return false, fmt.Errorf("commit %q with its effect: %w", key, err)
+	committing = true
+	// After a commit that fails with BUSY the driver has rolled back
+	// (modernc.org/sqlite 1.62): database/sql is done with the transaction.
+	if err := tx.Commit(); err != nil {
+		return false, nil, fmt.Errorf("commit %q with its effect: %w", key, err)
 	}
-	return false, nil
-}
-
-// enter begins a transaction whose first statement is the entry. So it holds
-// the write lock from the start, also where the application's transactions are
-// deferred: one that reads first and writes later fails at once when another
-// connection wrote in between. Holding the lock, a key that is there is
-// committed.
-func (l *Ledger) enter(ctx context.Context, conn *sql.Conn, consumer, key string) (tx *sql.Tx, entered bool, err error) {
-	err = retryBusy(ctx, func() error {
-		tx, err = conn.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		var res sql.Result
-		res, err = tx.ExecContext(ctx, l.insert, consumer, key, time.Now().UnixMilli())
-		if err != nil {
-			_ = tx.Rollback()
-			return err
-		}
-		var n int64
-		n, err = res.RowsAffected()
-		entered = n > 0
-		return err
-	})
-	return tx, entered, err
-}
-
-// commit ends the transaction one way or the other.
-func commit(ctx context.Context, conn *sql.Conn, tx *sql.Tx) error {
-	err := tx.Commit()
-	if isBusy(err) {
-		// Without WAL a reader holds a commit up; the transaction stays open.
-		err = retryBusy(ctx, func() error {
-			_, err := conn.ExecContext(ctx, "COMMIT")
-			return err
-		})
-	}
-	if err != nil {
-		// Whatever is left open must not go back to the pool. Usually nothing
-		// is, which is the error ignored here.
-		_, _ = conn.ExecContext(context.WithoutCancel(ctx), "ROLLBACK")
-	}
-	return err
+	return false, nil, nil
 }
 
 // Result codes of SQLite in the lowest byte: another connection, or one that
