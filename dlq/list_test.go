@@ -9,6 +9,7 @@ import (
 
 	jetbox "github.com/seed-5e04d8fb/jetbox"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -147,6 +148,69 @@ func TestListSurvivesARestartOfTheBroker(t *testing.T) {
 			t.Errorf("letters = %d, want 500", n)
 		}
 	})
+}
+
+// Messages lost between broker and client are noticed and read again, some of a
+// batch as well as a whole batch.
+func TestListReadsAgainWhatWasLostOnTheWay(t *testing.T) {
+	const letters = 200
+	for name, lose := range map[string]func(w *world, box *deafBox, n int){
+		"a whole batch": func(_ *world, box *deafBox, n int) {
+			if n == 100 {
+				box.deafFor(500 * time.Millisecond)
+			}
+		},
+		"some of a batch": func(w *world, _ *deafBox, n int) {
+			if n != 100 {
+				return
+			}
+			// Somebody else gets them: for the reader that is the same.
+			st, err := w.js.Stream(w.t.Context(), "DLQ")
+			if err != nil {
+				w.t.Fatal(err)
+			}
+			for name := range st.ConsumerNames(w.t.Context()).Name() {
+				c, err := st.Consumer(w.t.Context(), name)
+				if err != nil {
+					w.t.Fatal(err)
+				}
+				if m := w.next(c); m == nil {
+					w.t.Fatal("nothing to steal: the test proves nothing")
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				for range letters {
+					w.park(w.event("billing", "events.a", "", []byte("x")))
+				}
+				box := &deafBox{srv: w.srv}
+				nc, err := nats.Connect("", nats.InProcessServer(box))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer nc.Close()
+				js, err := jetstream.New(nc)
+				if err != nil {
+					t.Fatal(err)
+				}
+				n := 0
+				for l, err := range w.newLetters(js, Config{}).List(t.Context(), Filter{}) {
+					if err != nil {
+						t.Fatal(err)
+					}
+					if n++; l.StreamSeq != uint64(n) {
+						t.Fatalf("letter %d is of message %d", n, l.StreamSeq)
+					}
+					lose(w, box, n)
+				}
+				if n != letters {
+					t.Errorf("letters = %d, want %d", n, letters)
+				}
+			})
+		})
+	}
 }
 
 // A dead-letter stream that somebody else made may keep every version.

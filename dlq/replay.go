@@ -205,6 +205,9 @@ func (s *Letters) findReplay(ctx context.Context, l Letter, window time.Duration
 		if err != nil {
 			return 0, at, fmt.Errorf("look for message %s: %w", replayID(l), err)
 		}
+		if err := s.step("replay looked for"); err != nil {
+			return 0, at, err
+		}
 		if seq > 0 || window <= 0 || time.Since(at) < window/4 {
 			return seq, at, nil
 		}

@@ -339,6 +339,39 @@ func TestReplayOvertakenWhilePausedPublishesNothing(t *testing.T) {
 	})
 }
 
+// Looking can take longer than the duplicate window; what another operator has
+// published meanwhile is then found by looking again.
+func TestReplayTakenOverLooksAgainAfterALongLook(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		id := w.park(w.event("billing", "events.a", "k1", []byte("x"))).ID
+		dying := w.newLetters(w.js, Config{})
+		dying.testOnlyCrash = func(string) error { return errKilled }
+		if _, err := dying.Replay(t.Context(), id); !errors.Is(err, errKilled) {
+			t.Fatalf("Replay = %v, want it killed", err)
+		}
+		s := w.newLetters(w.js, Config{})
+		looks := 0
+		s.testOnlyCrash = func(at string) error {
+			if at != "replay looked for" {
+				return nil
+			}
+			if looks++; looks == 1 {
+				if _, err := w.js.PublishMsg(t.Context(), replayMessage(w.show(id))); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(time.Hour)
+			}
+			return nil
+		}
+		if l, err := s.Replay(t.Context(), id); err != nil || l.ReplaySeq != 2 {
+			t.Errorf("Replay = %d, %v, want the other's message 2", l.ReplaySeq, err)
+		}
+		if n := len(w.replayed()); n != 1 {
+			t.Errorf("replays on the stream = %d, want 1", n)
+		}
+	})
+}
+
 // The consumer can be faster than the last step of the replay.
 func TestReplayThatFailsBeforeItIsClosedStaysOpen(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {

@@ -66,6 +66,34 @@ func TestAllReportersOfAFailureShareOneLetter(t *testing.T) {
 	})
 }
 
+// A router that is first knows no error, or finds the message gone; what the
+// consumer knows is added to its letter.
+func TestLaterReporterAddsWhatTheFirstDidNotKnow(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		f := w.event("billing", "events.a", "k1", []byte("x"))
+		gone := f
+		gone.Subject, gone.Header, gone.Payload, gone.Err = "", nil, nil, ""
+		if l := w.park(gone); !l.PayloadMissing {
+			t.Fatalf("letter = %+v, want one without payload", l)
+		}
+		advised := f
+		advised.Err = ""
+		first := w.park(advised)
+		if first.PayloadMissing || string(first.Payload) != "x" || first.Subject != "events.a" || first.Error != "" {
+			t.Errorf("letter = %+v, want the payload added", first)
+		}
+		time.Sleep(time.Minute)
+		l := w.park(f)
+		if l.Error != "boom" || string(l.Payload) != "x" || !l.Time.Equal(first.Time) {
+			t.Errorf("letter = %+v, want the error added and nothing else changed", l)
+		}
+		if again := w.park(gone); again.Seq != l.Seq {
+			t.Errorf("a report that knows less was written, sequence %d, want %d", again.Seq, l.Seq)
+		}
+		w.wantMsgs("DLQ", 1)
+	})
+}
+
 // BR-32: two consumers that fail the same message have a letter each.
 func TestTwoConsumersFailingOneMessageHaveTwoLetters(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {

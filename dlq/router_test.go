@@ -3,6 +3,7 @@ package dlq
 import (
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -140,6 +141,7 @@ func TestTermOfAParkedMessageIsNoSecondLetter(t *testing.T) {
 		t.Run(retention.String(), func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				c := w.newConsumer(jetstream.ConsumerConfig{Durable: "c"})
+				time.Sleep(time.Minute) // stored at another time than the stream's creation
 				f := w.event("c", "events.a", "k1", []byte("x"))
 				m := w.next(c)
 				f.Reason, f.Err = jetbox.ReasonTerminated, "from the handler"
@@ -478,5 +480,30 @@ func TestRouterIsRestartedManyTimes(t *testing.T) {
 			t.Errorf("letters = %d, want 200", n)
 		}
 		w.wantMsgs("DLQ", 200)
+	})
+}
+
+// A message of a raw client whose header block is no header block is parked
+// with its payload.
+func TestMessageWithUndecodableHeadersIsParked(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		conn, err := w.srv.InProcessConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		go func() { _, _ = io.Copy(io.Discard, conn) }() // ends with the connection
+		if _, err := conn.Write([]byte("CONNECT {\"headers\":true,\"verbose\":false}\r\nHPUB events.a 9 10\r\nGARBAGE\r\nx\r\n")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		w.wantMsgs("EVENTS", 1)
+		w.runRouter(w.letters, RouterConfig{})
+		w.exhaust(w.newConsumer(jetstream.ConsumerConfig{Durable: "c", MaxDeliver: 1}))
+		w.wantRouted("router-EVENTS")
+		l := w.list(Filter{})
+		if len(l) != 1 || string(l[0].Payload) != "x" || l[0].Error != "headers cannot be decoded" {
+			t.Errorf("letters = %+v, want one with the payload", l)
+		}
 	})
 }
