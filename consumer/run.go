@@ -118,7 +118,7 @@ func (r *run) loop() error {
 			r.lost("reconnected")
 		case <-r.trouble.C:
 			first := r.live.Load() == nil
-			if err := r.lookAgain(); err != nil {
+			if err := r.lookAgain(); err != nil && r.ctx.Err() == nil && !r.retry(err) {
 				r.drain()
 				return err
 			}
@@ -220,32 +220,30 @@ func (r *run) lost(why string) {
 	r.trouble.Reset(wait)
 }
 
-// lookAgain looks the consumer up, once. It returns an error only if nothing can
-// help; otherwise it tries again later.
+// lookAgain looks the consumer up, once.
 func (r *run) lookAgain() error {
 	l, err := r.lookUp(r.ctx)
-	if err == nil {
-		if r.live.Swap(l) == nil {
-			r.pace.begin(l, time.Now())
-		}
-		r.failures, r.refusals, r.missingSince, r.polled = 0, 0, time.Time{}, time.Now()
-		return nil
-	}
-	if r.ctx.Err() != nil {
-		return nil
-	}
-	if r.nc.IsClosed() {
-		return nats.ErrConnectionClosed
-	}
-	if r.hopeless(err) {
+	if err != nil {
 		return err
+	}
+	if r.live.Swap(l) == nil {
+		r.pace.begin(l, time.Now())
+	}
+	r.failures, r.refusals, r.missingSince, r.polled = 0, 0, time.Time{}, time.Now()
+	return nil
+}
+
+// retry has the consumer looked up again later, unless nothing can help.
+func (r *run) retry(err error) (retried bool) {
+	if r.nc.IsClosed() || r.hopeless(err) {
+		return false
 	}
 	r.failures++
 	wait := troubleDelay.After(r.failures)
 	r.cfg.Logger.LogAttrs(r.ctx, slog.LevelWarn, "consumer not available, will retry",
 		r.attrs(slog.Duration("delay", wait), slog.Any("err", err))...)
 	r.trouble.Reset(wait)
-	return nil
+	return true
 }
 
 // drain ends everything in the order that loses nothing: no more arrives, what

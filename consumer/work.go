@@ -81,36 +81,37 @@ func (r *run) judge(m *message, err error, took time.Duration) {
 		r.withdraw(m, func() { r.settle(m, Ack, took, ackAck) })
 
 	case jetbox.IsPermanent(err):
-		r.failed("permanent error, parking", m, err)
+		r.failed(m, err, "park")
 		r.park(m, jetbox.ReasonTerminated, err, func() { r.handled(m, Term, took) })
 
 	case m.d.Last && r.cfg.DeadLetters != nil:
-		r.failed("last delivery failed, parking", m, err)
+		r.failed(m, err, "park")
 		r.park(m, jetbox.ReasonMaxDeliveries, err, func() { r.handled(m, Term, took) })
 
 	case overdue:
 		// The server has given it to somebody else, or will. Acks are not
 		// fenced: a nak now would hit that delivery.
-		r.failed("overdue handler failed", m, err)
+		r.failed(m, err, "none, the server delivers again")
 		r.settle(m, Nak, took, "")
 
 	case m.d.Last:
 		// Nothing comes after this one; without a delay the server says so
 		// (MAX_DELIVERIES) as soon as somebody pulls.
-		r.failed("last delivery failed", m, err)
+		r.failed(m, err, "none, it was the last delivery")
 		r.settle(m, Nak, took, ackNak)
 
 	default:
 		d := r.delay(m)
-		r.failed("handler failed, will retry", m, err, slog.Duration("delay", d))
+		r.failed(m, err, "retry", slog.Duration("delay", d))
 		r.nak(m, d)
 		r.settle(m, Nak, took, "")
 	}
 }
 
-func (r *run) failed(text string, m *message, err error, attrs ...slog.Attr) {
-	attrs = append(append(m.attrs(), attrs...), slog.Any("err", err))
-	r.cfg.Logger.LogAttrs(r.drainCtx, slog.LevelWarn, text, attrs...)
+// failed logs an attempt and what comes next.
+func (r *run) failed(m *message, err error, next string, attrs ...slog.Attr) {
+	attrs = append(append(m.attrs(), slog.String("next", next)), attrs...)
+	r.cfg.Logger.LogAttrs(r.drainCtx, slog.LevelWarn, "handler failed", append(attrs, slog.Any("err", err))...)
 }
 
 // delay is how long this failed delivery waits for the next one.

@@ -95,10 +95,15 @@ func TestMemoryWaitsForTheFirstOnesFate(t *testing.T) {
 		for _, fate := range []error{nil, errors.New("failed")} {
 			m := newMemory(t, time.Hour)
 			start := time.Now()
-			go m.Do(t.Context(), "c", "k", func(context.Context, struct{}) error {
-				time.Sleep(10 * time.Second)
-				return fate
-			})
+			go func() {
+				_, err := m.Do(t.Context(), "c", "k", func(context.Context, struct{}) error {
+					time.Sleep(10 * time.Second)
+					return fate
+				})
+				if !errors.Is(err, fate) {
+					t.Errorf("first Do: %v, want %v", err, fate)
+				}
+			}()
 			synctest.Wait()
 			seen, err := m.Do(t.Context(), "c", "k", noEffect)
 			if wait := time.Since(start); seen != (fate == nil) || err != nil || wait != 10*time.Second {
