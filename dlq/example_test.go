@@ -21,7 +21,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	srv, err := embedded.Start(ctx, embedded.Config{Dir: dir})
 	if err != nil {
 		log.Fatal(err)

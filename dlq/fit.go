@@ -23,12 +23,12 @@ const (
 	conditions = 512
 )
 
-// travelling returns the headers of a message that go with it into a letter and
+// traveling returns the headers of a message that go with it into a letter and
 // out again. Nats-* headers command the server: a copied Nats-Rollup purged the
 // dead-letter stream, a copied Nats-TTL or Nats-Batch-Id is refused (nats-server
 // 2.15). The server's match is by exact case, ours is not, since other versions
 // and proxies differ. Names that the client refuses to send are dropped too.
-func travelling(header map[string][]string) map[string][]string {
+func traveling(header map[string][]string) map[string][]string {
 	out := make(map[string][]string, len(header))
 	for name, values := range header {
 		if hasPrefixFold(name, "nats-") || hasPrefixFold(name, "dlq-") || !sendable(name) || len(values) == 0 {
@@ -43,7 +43,7 @@ func travelling(header map[string][]string) map[string][]string {
 	return out
 }
 
-// dropped reports whether travelling loses application headers of the message.
+// dropped reports whether traveling loses application headers of the message.
 func dropped(header map[string][]string) (lost bool) {
 	for name := range header {
 		if !sendable(name) {

@@ -177,7 +177,7 @@ func newLetter(m *record, prefix string) Letter {
 		Subject:  h.Get(jetbox.HeaderDLQSubject),
 		Reason:   h.Get(jetbox.HeaderDLQReason),
 		Error:    h.Get(jetbox.HeaderDLQError),
-		Header:   travelling(m.header),
+		Header:   traveling(m.header),
 		Payload:  m.data,
 		Seq:      m.seq,
 		Updated:  m.time,

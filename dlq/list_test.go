@@ -58,7 +58,7 @@ func TestListFiltersLetters(t *testing.T) {
 			}
 		}
 		for _, l := range w.list(Filter{HeadersOnly: true}) {
-			if l.Payload != nil && len(l.Payload) > 0 {
+			if len(l.Payload) > 0 {
 				t.Errorf("payload = %q, want none with HeadersOnly", l.Payload)
 			}
 		}
@@ -113,7 +113,10 @@ func TestListEndsWhileLettersChange(t *testing.T) {
 		if len(seen) != n-20 {
 			t.Errorf("letters listed = %d, want %d", len(seen), n-20)
 		}
-		for range w.letters.List(t.Context(), Filter{}) {
+		for _, err := range w.letters.List(t.Context(), Filter{}) {
+			if err != nil {
+				t.Error(err)
+			}
 			break
 		}
 		time.Sleep(5 * time.Second)

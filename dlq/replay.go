@@ -130,7 +130,7 @@ func (s *Letters) complete(ctx context.Context, l Letter) (Letter, error) {
 	m, err := s.get(ctx, l.Stream, getRequest{Seq: l.StreamSeq})
 	switch {
 	case err == nil && m.time.Equal(l.Stored) && !m.badHeader:
-		l.Subject, l.Payload, l.Header = m.subject, m.data, travelling(m.header)
+		l.Subject, l.Payload, l.Header = m.subject, m.data, traveling(m.header)
 		if id := nats.Header(m.header).Get(jetbox.HeaderMsgID); id != "" && len(l.Header[jetbox.HeaderIdempotencyKey]) == 0 {
 			l.Header[jetbox.HeaderIdempotencyKey] = []string{wireValue(id)}
 		}

@@ -142,16 +142,21 @@ func (s *Letters) target(f jetbox.Failure) (id string, replay int, err error) {
 	if id == "" || h.Get(jetbox.HeaderReplayFor) != f.Stream+"/"+f.Consumer {
 		return own.subject(s.cfg.Prefix), 0, nil
 	}
-	of, err := parseID(s.cfg.Prefix, id)
-	if err != nil || of.stream != f.Stream || of.consumer != f.Consumer {
-		return own.subject(s.cfg.Prefix), 0, nil
+	of, bad := parseID(s.cfg.Prefix, id)
+	if bad == nil && of.stream == f.Stream && of.consumer == f.Consumer {
+		return id, replayNumber(id, h.Get(jetbox.HeaderMsgID)), nil
 	}
-	number, ok := strings.CutPrefix(h.Get(jetbox.HeaderMsgID), id+replayInfix)
-	replay, err = strconv.Atoi(number)
-	if !ok || err != nil || replay < 1 {
-		replay = currentReplay
+	return own.subject(s.cfg.Prefix), 0, nil
+}
+
+// replayNumber reads which replay of a letter a message ID names.
+func replayNumber(id, msgID string) int {
+	number, ok := strings.CutPrefix(msgID, id+replayInfix)
+	n, err := strconv.Atoi(number)
+	if !ok || err != nil || n < 1 {
+		return currentReplay
 	}
-	return id, replay, nil
+	return n
 }
 
 // letter returns a letter of the failure as if there were none yet.
@@ -165,7 +170,7 @@ func (s *Letters) letter(f jetbox.Failure, id string, state State) Letter {
 		StreamSeq:  of.seq,
 		Stored:     of.stored,
 		Subject:    wireValue(f.Subject),
-		Header:     travelling(f.Header),
+		Header:     traveling(f.Header),
 		Payload:    f.Payload,
 		Deliveries: f.Deliveries,
 		Reason:     f.Reason,

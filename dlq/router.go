@@ -94,18 +94,13 @@ func (r *Router) Run(ctx context.Context) error {
 	for failures := 0; ctx.Err() == nil; {
 		began := time.Now()
 		err := r.route(ctx, log)
-		if ctx.Err() != nil {
-			break
-		}
 		if time.Since(began) > r.cfg.MaxBackoff {
 			failures = 0
 		}
-		if failures++; failures == 1 {
+		if failures++; failures == 1 && ctx.Err() == nil {
 			log.LogAttrs(ctx, slog.LevelWarn, "dead-letter router interrupted, will retry", slog.Any("err", err))
 		}
-		if sleep(ctx, r.delay.After(failures)) != nil {
-			break
-		}
+		_ = sleep(ctx, r.delay.After(failures))
 	}
 	return nil
 }

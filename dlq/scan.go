@@ -76,35 +76,20 @@ func (r *reader) read(ctx context.Context, fn func(*record) (more bool)) (done b
 		batch = scanBatchHeaders
 	}
 	for delivered := uint64(0); ; {
-		before := delivered
 		msgs, err := c.FetchNoWait(batch)
 		if err != nil {
 			return false, err
 		}
-		for m := range msgs.Messages() {
-			meta, err := m.Metadata()
-			if err != nil {
-				return false, err
-			}
-			if delivered++; meta.Sequence.Consumer != delivered {
-				return false, errors.New("a message was lost on the way")
-			}
-			seq := meta.Sequence.Stream
-			if seq > r.last {
-				return true, nil
-			}
-			r.next = seq + 1
-			if !fn(&record{subject: m.Subject(), seq: seq, time: meta.Timestamp, header: m.Headers(), data: m.Data()}) {
-				return true, nil
-			}
-			if seq == r.last || ctx.Err() != nil {
-				return true, nil
-			}
+		n, done, err := r.take(ctx, msgs, delivered, fn)
+		for range msgs.Messages() { // the rest of it, or its goroutine outlives us
 		}
-		if msgs.Error() != nil {
+		switch {
+		case done || err != nil:
+			return done, err
+		case msgs.Error() != nil:
 			return false, msgs.Error()
-		}
-		if delivered > before {
+		case n > delivered:
+			delivered = n
 			continue
 		}
 		// An empty batch can also mean that the answer was lost.
@@ -113,9 +98,35 @@ func (r *reader) read(ctx context.Context, fn func(*record) (more bool)) (done b
 		case err != nil:
 			return false, err
 		case info.Delivered.Consumer != delivered:
-			return false, errors.New("a message was lost on the way")
+			return false, errLost
 		case info.NumPending == 0:
 			return true, nil
 		}
 	}
+}
+
+var errLost = errors.New("a message was lost on the way")
+
+// take hands the messages of one batch to fn, and returns how many the consumer
+// has delivered by then.
+func (r *reader) take(ctx context.Context, msgs jetstream.MessageBatch, delivered uint64, fn func(*record) (more bool)) (n uint64, done bool, err error) {
+	for m := range msgs.Messages() {
+		meta, err := m.Metadata()
+		if err != nil {
+			return delivered, false, err
+		}
+		if delivered++; meta.Sequence.Consumer != delivered {
+			return delivered, false, errLost
+		}
+		seq := meta.Sequence.Stream
+		if seq > r.last {
+			return delivered, true, nil
+		}
+		r.next = seq + 1
+		more := fn(&record{subject: m.Subject(), seq: seq, time: meta.Timestamp, header: m.Headers(), data: m.Data()})
+		if !more || seq == r.last || ctx.Err() != nil {
+			return delivered, true, nil
+		}
+	}
+	return delivered, false, nil
 }

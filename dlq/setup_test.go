@@ -47,8 +47,16 @@ func TestSubjectPatternsOverlapAndCover(t *testing.T) {
 func TestConfigIsChecked(t *testing.T) {
 	t.Parallel()
 	for _, c := range []Config{
-		{Stream: "a.b"}, {Prefix: "dlq."}, {Prefix: "a..b"}, {Prefix: "dlq.>"}, {Prefix: "d q"}, {Prefix: "$dlq"},
-		{Replicas: -1}, {Grace: -1}, {Advisories: "*"}, {Stream: "X", Advisories: "X"},
+		{Stream: "a.b"},
+		{Prefix: "dlq."},
+		{Prefix: "a..b"},
+		{Prefix: "dlq.>"},
+		{Prefix: "d q"},
+		{Prefix: "$dlq"},
+		{Replicas: -1},
+		{Grace: -1},
+		{Advisories: "*"},
+		{Stream: "X", Advisories: "X"},
 	} {
 		if err := c.withDefaults().validate(); err == nil || !strings.HasPrefix(err.Error(), "dlq: ") {
 			t.Errorf("validate(%+v) = %v, want an error", c, err)

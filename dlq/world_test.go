@@ -3,7 +3,6 @@ package dlq
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"slices"
 	"testing"
@@ -62,7 +61,7 @@ func (w *world) connect(opts ...nats.Option) jetstream.JetStream {
 func (w *world) newLetters(js jetstream.JetStream, cfg Config) *Letters {
 	w.t.Helper()
 	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	s, err := New(js, cfg)
 	if err != nil {
