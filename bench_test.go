@@ -119,13 +119,18 @@ func insertPlain(ctx context.Context, b *testing.B, store *sqlite.Store, rows, k
 		b.Fatal(err)
 	}
 	defer tx.Rollback()
+	stmt, err := tx.PrepareContext(ctx, `INSERT INTO outbox (subject, aggregate_type, aggregate_id, payload)
+		VALUES ('EVENTS.order.placed', 'order', ?, ?)`)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer stmt.Close()
 	for i := range rows {
 		var key any
 		if keys > 0 {
 			key = fmt.Sprint("o-", i%keys)
 		}
-		if _, err := tx.ExecContext(ctx, `INSERT INTO outbox (subject, aggregate_type, aggregate_id, payload)
-			VALUES ('EVENTS.order.placed', 'order', ?, ?)`, key, payload); err != nil {
+		if _, err := stmt.Exec(key, payload); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -125,7 +125,7 @@ const (
 // woken in the order of times, not of ids, so a later row of its key could pass
 // it by.
 func (s *Store) ready(ctx context.Context, tx *sql.Tx, c *claim) ([]candidate, error) {
-	rows, err := tx.QueryContext(ctx, s.sql(`SELECT {columns},
+	rows, err := tx.QueryContext(ctx, s.sql(`SELECT `+eventColumns+`,
 		coalesce(o.available_at > ?1, 0),
 		`+isBehind+`,
 		o.aggregate_id <> '' AND
@@ -142,7 +142,7 @@ func (s *Store) ready(ctx context.Context, tx *sql.Tx, c *claim) ([]candidate, e
 		var f candidate
 		var later bool
 		var behind, overtakes sql.NullBool // NULL without an aggregate ID
-		if err := rows.Scan(append(f.record.fields(), &later, &behind, &overtakes)...); err != nil {
+		if err := rows.Scan(append(f.record.eventFields(), &later, &behind, &overtakes)...); err != nil {
 			return nil, err
 		}
 		switch {

@@ -39,6 +39,14 @@ func (r *record) fields() []any {
 	}
 }
 
+// eventFields are the destinations of eventColumns, in its order.
+func (r *record) eventFields() []any {
+	return []any{
+		&r.id, &r.eventID, &r.key, &r.subject, &r.typ, &r.aggType, &r.aggID,
+		&r.aggSeq, &r.schema, &r.contentType, &r.headers, &r.attempts, &r.availableAt, &r.createdAt, &r.payload,
+	}
+}
+
 // event returns the row's event with defaults filled, and an error when its
 // headers cannot be read.
 func (r *record) event() (jetbox.Event, error) {
