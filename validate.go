@@ -3,6 +3,7 @@ package jetbox
 import (
 	"fmt"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 )
@@ -58,8 +59,10 @@ func (e Event) Validate() error {
 			return invalid(f.name, f.value, "is not valid UTF-8")
 		}
 	}
-	if y := e.Time.Year(); !e.Time.IsZero() && (y < 1 || y > 9999) {
-		return fmt.Errorf("%w: time %v: RFC 3339 has no year %d", ErrInvalidEvent, e.Time, y)
+	for _, at := range [...]time.Time{e.Time, e.NotBefore} {
+		if y := at.UTC().Year(); y < 0 || y > 9999 {
+			return fmt.Errorf("%w: time %v: RFC 3339 has no year %d", ErrInvalidEvent, at, y)
+		}
 	}
 	for name, values := range e.Headers {
 		if err := validHeader(name, values); err != nil {
