@@ -49,7 +49,9 @@ func (h *history) check() (violations []string) {
 		for _, id := range h.stored {
 			var n int
 			if k, number, _ := strings.Cut(id, ":"); k == key {
-				fmt.Sscan(number, &n)
+				if _, err := fmt.Sscan(number, &n); err != nil {
+					bad(2, "%s is on the stream, which nobody appended", id)
+				}
 				order = append(order, n)
 			}
 		}

@@ -78,7 +78,7 @@ func TestContentKeyIsStable(t *testing.T) {
 }
 
 // The canonical form is that of RFC 8785: the sample of section 3.2.2, the
-// sorting sample of section 3.2.3, and what the catalogue adds to them.
+// sorting sample of section 3.2.3, and what the catalog adds to them.
 func TestContentKeyHashesTheCanonicalForm(t *testing.T) {
 	t.Parallel()
 	tests := []struct{ name, payload, wantForm string }{

@@ -125,7 +125,7 @@ func (r *reader) take(ctx context.Context, msgs jetstream.MessageBatch, delivere
 		r.next = seq + 1
 		more := fn(&record{subject: m.Subject(), seq: seq, time: meta.Timestamp, header: m.Headers(), data: m.Data()})
 		if !more || seq == r.last || ctx.Err() != nil {
-			return delivered, true, nil
+			return delivered, true, nil //nolint:nilerr // the caller asks ctx itself
 		}
 	}
 	return delivered, false, nil

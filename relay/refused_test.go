@@ -122,7 +122,7 @@ func TestOnDeadSaysWhetherTheKeyGoesOn(t *testing.T) {
 }
 
 // What raw SQL brings and the wire cannot carry is parked at the first attempt,
-// with the reason; neighbours flow and the connection stays: BR-29, BR-31, BR-32.
+// with the reason; neighbors flow and the connection stays: BR-29, BR-31, BR-32.
 func TestRowsTheWireCannotCarryAreParked(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		bad := []struct{ column, value, reason string }{
@@ -187,7 +187,7 @@ func TestRowsTheWireCannotCarryAreParked(t *testing.T) {
 		for i, b := range bad {
 			r.wantState(int64(2*i+1), jetbox.DeadLetter, b.reason)
 		}
-		if n := r.box.Dialled(); n != 1 {
+		if n := r.box.Dialed(); n != 1 {
 			r.t.Fatalf("the connection was made %d times", n)
 		}
 	})
@@ -298,8 +298,8 @@ func TestOversizeIsParkedAtOnce(t *testing.T) {
 				r.wantState(5, jetbox.DeadLetter, tt.reason)
 				r.wantState(5, jetbox.DeadLetter, fmt.Sprintf("%d bytes of headers and %d of payload", headers, tt.limit-headers+1))
 				r.wantState(7, jetbox.DeadLetter, "together")
-				if n, dialled := len(r.stored()), r.box.Dialled(); n != 6 || dialled != 1 {
-					r.t.Fatalf("%d stored, want 6; %d connections, want 1", n, dialled)
+				if n, dialed := len(r.stored()), r.box.Dialed(); n != 6 || dialed != 1 {
+					r.t.Fatalf("%d stored, want 6; %d connections, want 1", n, dialed)
 				}
 			})
 		})

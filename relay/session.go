@@ -39,7 +39,7 @@ func (s *session) extend(asked time.Time) {
 // maySend reports whether another message may be sent: neither stopped nor past
 // the end of the lease. A relay that slept through its lease finds it past.
 func (s *session) maySend() (ok bool) {
-	return s.ctx.Err() == nil && time.Since(s.began) < time.Duration(s.until.Load())
+	return !s.stopped() && time.Since(s.began) < time.Duration(s.until.Load())
 }
 
 // keepLease renews the lease, whatever the batches do, until ctx is done. When
@@ -99,10 +99,13 @@ func (s *session) loop() error {
 	return nil
 }
 
+// stopped reports that nothing new may begin.
+func (s *session) stopped() (stopped bool) { return s.ctx.Err() != nil }
+
 // past is an error while the lease is past its end: it could not be renewed, but
 // nobody has taken it over either. Nothing may be sent, so nothing is claimed.
 func (s *session) past() error {
-	if s.ctx.Err() != nil || s.maySend() {
+	if s.stopped() || s.maySend() {
 		return nil
 	}
 	err := errors.New("the lease has ended and is not renewed")

@@ -12,8 +12,15 @@ func TestDelaysDoubleUpToTheCap(t *testing.T) {
 		attempt int
 		want    time.Duration
 	}{
-		{-1, time.Second}, {0, time.Second}, {1, time.Second}, {2, 2 * time.Second}, {3, 4 * time.Second},
-		{6, 32 * time.Second}, {7, time.Minute}, {8, time.Minute}, {1 << 30, time.Minute},
+		{-1, time.Second},
+		{0, time.Second},
+		{1, time.Second},
+		{2, 2 * time.Second},
+		{3, 4 * time.Second},
+		{6, 32 * time.Second},
+		{7, time.Minute},
+		{8, time.Minute},
+		{1 << 30, time.Minute},
 	} {
 		for range 100 {
 			got := p.After(tt.attempt)

@@ -18,19 +18,19 @@ type Box struct {
 	// Server is where the connections come from.
 	Server interface{ InProcessConn() (net.Conn, error) }
 
-	mu      sync.Mutex // guards what follows
-	refuse  bool
-	mute    bool
-	hold    bool
-	conns   []*conn
-	dialled int
+	mu     sync.Mutex // guards what follows
+	refuse bool
+	mute   bool
+	hold   bool
+	conns  []*conn
+	dialed int
 }
 
 // InProcessConn returns a connection whose traffic the box controls.
 func (b *Box) InProcessConn() (net.Conn, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.dialled++
+	b.dialed++
 	if b.refuse || b.mute {
 		return nil, errors.New("faultbox: connection refused")
 	}
@@ -50,7 +50,7 @@ func (b *Box) Cut(refuse bool) {
 	b.conns, b.refuse = nil, refuse
 	b.mu.Unlock()
 	for _, c := range conns {
-		c.Close()
+		_ = c.Close()
 	}
 }
 
@@ -72,11 +72,11 @@ func (b *Box) Hold(hold bool) {
 	b.hold = hold
 }
 
-// Dialled is how many connections were asked for.
-func (b *Box) Dialled() int {
+// Dialed is how many connections were asked for.
+func (b *Box) Dialed() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.dialled
+	return b.dialed
 }
 
 func (b *Box) faults() (mute, hold bool) {

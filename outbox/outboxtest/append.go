@@ -85,18 +85,21 @@ func fieldsRoundTrip(t *testing.T, b *bench) {
 	}
 }
 
-// Catalogue BR-63 and BR-67: bytes are bytes, whatever they look like.
+// Catalog BR-63 and BR-67: bytes are bytes, whatever they look like.
 func payloadsRoundTrip(t *testing.T, b *bench) {
 	every := make([]byte, 256)
 	for i := range every {
 		every[i] = byte(i)
 	}
 	payloads := [][]byte{
-		nil, {}, []byte("null"), []byte("{}"), []byte(" "), []byte("!nil!"), []byte("\x00"),
+		nil,
+		{},
+		[]byte("null"), []byte("{}"), []byte(" "), []byte("!nil!"), []byte("\x00"),
 		[]byte("9007199254740993"), []byte("18446744073709551615"), []byte("-0"), []byte("1.0"), []byte("1e400"),
 		[]byte("0.10"), []byte(strings.Repeat("9", 100)), []byte(`{"a":1,"a":2}`), []byte(`{"z":1,"y":2,"a":3}`),
 		[]byte("{ \"a\" :\t1\r\n}"), []byte(`"<>&"`), []byte("\"\u2028\""), []byte(`"\u00e9\ud83d\ude00\ud800"`),
-		[]byte(`\x41`), []byte("'; DROP TABLE outbox; --"), []byte("not json"), {0xff, 0xfe, 0x00, 0x80},
+		[]byte(`\x41`), []byte("'; DROP TABLE outbox; --"), []byte("not json"),
+		{0xff, 0xfe, 0x00, 0x80},
 		every, bytes.Repeat([]byte("0123456789abcdef"), 1<<16),
 	}
 	var events []*jetbox.Event
@@ -123,17 +126,25 @@ func payloadsRoundTrip(t *testing.T, b *bench) {
 	}
 }
 
-// Catalogue BR-31: exact round trip or a clear refusal, nothing between.
+// Catalog BR-31: exact round trip or a clear refusal, nothing between.
 func headersRoundTrip(t *testing.T, b *bench) {
 	thousand := make(map[string][]string)
 	for i := range 1000 {
 		thousand["X-"+strconv.Itoa(i)] = []string{strconv.Itoa(i)}
 	}
 	good := []map[string][]string{
-		nil, {}, {"a": {""}}, {"x-a": {"1"}, "X-A": {"2"}}, {"a": {"", "", ""}}, {"a": {"1", "2", "1"}},
-		{"a": {"\u00a0é\uFFFD"}}, {"a": {`"\u0041" ' \ {}`}}, {"Content-Type": {"application/json"}},
+		nil,
+		{},
+		{"a": {""}},
+		{"x-a": {"1"}, "X-A": {"2"}},
+		{"a": {"", "", ""}},
+		{"a": {"1", "2", "1"}},
+		{"a": {"\u00a0é\uFFFD"}},
+		{"a": {`"\u0041" ' \ {}`}},
+		{"Content-Type": {"application/json"}},
 		{"traceparent": {"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}},
-		{"a": {strings.Repeat("v", 60_000)}}, thousand,
+		{"a": {strings.Repeat("v", 60_000)}},
+		thousand,
 	}
 	var events []*jetbox.Event
 	for _, h := range good {
@@ -149,10 +160,29 @@ func headersRoundTrip(t *testing.T, b *bench) {
 
 	before := b.number("SELECT count(*) FROM {t}")
 	for _, h := range []map[string][]string{
-		{"a": {"1\r"}}, {"a": {"1\n2"}}, {"a": {"1\r\nNats-Msg-Id: evil"}}, {"a": {"1\x002"}}, {"a": {" 1"}}, {"a": {"1 "}},
-		{"a": {"\t"}}, {"a": {"\xff"}}, {"a": {}}, {"a": nil}, {"": {"1"}}, {"a b": {"1"}}, {"a:b": {"1"}}, {"a/b": {"1"}},
-		{"é": {"1"}}, {"a\n": {"1"}}, {"Nats-Msg-Id": {"x"}}, {"nats-rollup": {"all"}}, {"CE-id": {"x"}}, {"Dlq-State": {"open"}},
-		{"jetbox-Letter": {"x"}}, {"idempotency-key": {"x"}}, {"content-type": {"Application/CloudEvents+json"}},
+		{"a": {"1\r"}},
+		{"a": {"1\n2"}},
+		{"a": {"1\r\nNats-Msg-Id: evil"}},
+		{"a": {"1\x002"}},
+		{"a": {" 1"}},
+		{"a": {"1 "}},
+		{"a": {"\t"}},
+		{"a": {"\xff"}},
+		{"a": {}},
+		{"a": nil},
+		{"": {"1"}},
+		{"a b": {"1"}},
+		{"a:b": {"1"}},
+		{"a/b": {"1"}},
+		{"é": {"1"}},
+		{"a\n": {"1"}},
+		{"Nats-Msg-Id": {"x"}},
+		{"nats-rollup": {"all"}},
+		{"CE-id": {"x"}},
+		{"Dlq-State": {"open"}},
+		{"jetbox-Letter": {"x"}},
+		{"idempotency-key": {"x"}},
+		{"content-type": {"Application/CloudEvents+json"}},
 		{"a": {strings.Repeat("v", 65536)}},
 	} {
 		b.refused(&jetbox.Event{Subject: "s", Headers: h})
@@ -192,7 +222,7 @@ func defaultsFilled(t *testing.T, b *bench) {
 	}
 }
 
-// Catalogue BR-07: only what was committed is there.
+// Catalog BR-07: only what was committed is there.
 func rollbackLeavesNothing(t *testing.T, b *bench) {
 	event := func(name string) *jetbox.Event { return &jetbox.Event{ID: name, Subject: "s"} }
 	exec := func(tx *sql.Tx, query string) {
@@ -268,7 +298,7 @@ func badEventRefusesAll(t *testing.T, b *bench) {
 	}
 }
 
-// BadSubjects are those of catalogue BR-29, and more of their kind.
+// BadSubjects are those of catalog BR-29, and more of their kind.
 func badSubjects() []string {
 	return []string{
 		"", "a b", "a\tb", "a\r\nPUB x 0", "a..b", ".a", "a.", ".", "*", ">", "a.*", "a.>", "a*b", "a\x00b", "a\x7fb",

@@ -151,7 +151,7 @@ func leaseOfAnotherLength(t *testing.T, b *bench) {
 	}
 }
 
-// Catalogue BR-10: a relay that slept through a takeover changes nothing.
+// Catalog BR-10: a relay that slept through a takeover changes nothing.
 func leaseFences(t *testing.T, b *bench) {
 	ids := b.add(keyed("", 12)...)
 	old := b.lease("a")

@@ -90,7 +90,7 @@ func faultsComeOut(t *testing.T, b *bench) {
 		bads = append(bads, bad{"headers", h})
 	}
 	for _, s := range badSubjects() {
-		if !strings.ContainsAny(s, "\x00\xff") {
+		if strings.IndexByte(s, 0) < 0 && strings.IndexByte(s, 0xff) < 0 {
 			bads = append(bads, bad{"subject", s})
 		}
 	}

@@ -19,7 +19,7 @@ func retryScenarios() []scenario {
 	}
 }
 
-// Catalogue BR-05: a retry is not overtaken.
+// Catalog BR-05: a retry is not overtaken.
 func retryHoldsItsKey(t *testing.T, b *bench) {
 	k := b.add(keyed("k", 3)...)
 	m := b.add(keyed("m", 2)...)

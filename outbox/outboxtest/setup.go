@@ -19,7 +19,7 @@ func setUpScenarios() []scenario {
 	}
 }
 
-// Catalogue BR-20: replicas that start together must all become ready.
+// Catalog BR-20: replicas that start together must all become ready.
 func eightMigrate(t *testing.T, b *bench) {
 	const processes = 8
 	stores := make([]Store, processes)

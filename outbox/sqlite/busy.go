@@ -50,11 +50,6 @@ func isBusy(err error) (busy bool) {
 	return errors.As(err, &se) && (se.Code()&0xff == sqlite3.SQLITE_BUSY || se.Code()&0xff == sqlite3.SQLITE_LOCKED)
 }
 
-func isConstraint(err error) (constraint bool) {
-	var se *sqlite.Error
-	return errors.As(err, &se) && se.Code()&0xff == sqlite3.SQLITE_CONSTRAINT
-}
-
 func isUnique(err error) (unique bool) {
 	var se *sqlite.Error
 	return errors.As(err, &se) &&

@@ -80,7 +80,7 @@ func (s *Store) claim(ctx context.Context, tx *sql.Tx, c *claim) error {
 	c.moved = woken || asleep
 	for _, f := range found {
 		if f.hold == holdNone && !f.overtakes {
-			c.rows = append(c.rows, f.record.row())
+			c.rows = append(c.rows, f.row())
 		}
 	}
 	if len(c.rows) == 0 {
@@ -142,7 +142,7 @@ func (s *Store) ready(ctx context.Context, tx *sql.Tx, c *claim) ([]candidate, e
 		var f candidate
 		var later bool
 		var behind, overtakes sql.NullBool // NULL without an aggregate ID
-		if err := rows.Scan(append(f.record.eventFields(), &later, &behind, &overtakes)...); err != nil {
+		if err := rows.Scan(append(f.eventFields(), &later, &behind, &overtakes)...); err != nil {
 			return nil, err
 		}
 		switch {

@@ -78,7 +78,7 @@ func openPool(ctx context.Context, path string, set settings, maxConns int) (*sq
 }
 
 // checkedConnector reads the settings back on every physical connection: the
-// driver takes a misspelt value without a word and leaves the default.
+// driver takes a misspelled value without a word and leaves the default.
 type checkedConnector struct {
 	driver.Connector
 	settings settings

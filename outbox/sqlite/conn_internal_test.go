@@ -16,7 +16,7 @@ import (
 	"github.com/seed-5e04d8fb/jetbox"
 )
 
-// Catalogue BR-22: what is documented holds on every connection, not on the one
+// Catalog BR-22: what is documented holds on every connection, not on the one
 // a PRAGMA happened to reach.
 func TestEveryConnectionHasItsSettings(t *testing.T) {
 	t.Parallel()
@@ -58,7 +58,7 @@ func TestEveryConnectionHasItsSettings(t *testing.T) {
 	}
 }
 
-// The driver takes a misspelt value without a word.
+// The driver takes a misspelled value without a word.
 func TestConnectionWithoutItsSettingsIsNotUsed(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "outbox.db")
@@ -93,7 +93,7 @@ func TestConnectionWithoutItsSettingsIsNotUsed(t *testing.T) {
 	}
 }
 
-// Catalogue BR-21: a deferred transaction that reads first and writes later is
+// Catalog BR-21: a deferred transaction that reads first and writes later is
 // refused at once when anybody has committed in between.
 func TestTransactionsTakeTheLockWhenTheyBegin(t *testing.T) {
 	t.Parallel()
@@ -113,7 +113,7 @@ func TestTransactionsTakeTheLockWhenTheyBegin(t *testing.T) {
 	}
 }
 
-// Catalogue BR-21: a foreign lock is waited for, by 32 producers and by the relay.
+// Catalog BR-21: a foreign lock is waited for, by 32 producers and by the relay.
 func TestNobodyIsRefusedWhileAnotherProcessHoldsTheLock(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -179,7 +179,7 @@ func inTxOnce(ctx context.Context, db *sql.DB, f func(tx *sql.Tx) error) error {
 	return tx.Commit()
 }
 
-// Catalogue BR-22 and BR-23: what cannot be meant is refused by name.
+// Catalog BR-22 and BR-23: what cannot be meant is refused by name.
 func TestPathsThatCannotBeMeantAreRefused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

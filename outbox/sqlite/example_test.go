@@ -20,7 +20,7 @@ func ExampleAppend() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	store, err := sqlite.Open(ctx, sqlite.Config{Path: filepath.Join(dir, "shop.db")})
 	if err != nil {
 		log.Fatal(err)
@@ -80,7 +80,7 @@ func ExampleOpenDB() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	db, err := sqlite.OpenDB(ctx, filepath.Join(dir, "shop.db"))
 	if err != nil {
 		log.Fatal(err)

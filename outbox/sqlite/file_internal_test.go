@@ -13,7 +13,7 @@ import (
 	"github.com/seed-5e04d8fb/jetbox/outbox"
 )
 
-// Catalogue BR-24: no snapshot is held between two calls, so that the WAL can be
+// Catalog BR-24: no snapshot is held between two calls, so that the WAL can be
 // reset while the relay waits for the broker.
 func TestWALStaysSmallWhileRowsAreClaimed(t *testing.T) {
 	t.Parallel()
@@ -46,7 +46,7 @@ func TestWALStaysSmallWhileRowsAreClaimed(t *testing.T) {
 	}
 }
 
-// Catalogue BR-12: what cannot be recorded is an error that says why, leaves
+// Catalog BR-12: what cannot be recorded is an error that says why, leaves
 // nothing half done, and goes on when there is space again.
 func TestFullDatabaseRecordsNothingAndRecovers(t *testing.T) {
 	t.Parallel()

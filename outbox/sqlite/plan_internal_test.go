@@ -136,7 +136,7 @@ func aDay(t *testing.T, s *Store) {
 
 var wholeTable = regexp.MustCompile(`^SCAN (outbox|o|p|b)( |$)`)
 
-// Catalogue BR-16: nothing that is done again and again may read the table from
+// Catalog BR-16: nothing that is done again and again may read the table from
 // one end to the other. What it may read through is an index that holds only the
 // rows it is about.
 func TestNoEverydayStatementScansTheTable(t *testing.T) {
@@ -232,8 +232,10 @@ func TestSleepingRowsCostAClaimNothing(t *testing.T) {
 		AND coalesce(available_at, 0) <= ?`, time.Now().UnixMilli()); n != 0 {
 		t.Errorf("%d rows look due, want none", n)
 	}
-	if err := s.Record(t.Context(), l, []jetbox.Outcome{{Pos: rows[0].Pos + scheduled + behind + 1, State: jetbox.Published},
-		{Pos: rows[0].Pos + scheduled + behind + 2, State: jetbox.Published}}); err != nil {
+	if err := s.Record(t.Context(), l, []jetbox.Outcome{
+		{Pos: rows[0].Pos + scheduled + behind + 1, State: jetbox.Published},
+		{Pos: rows[0].Pos + scheduled + behind + 2, State: jetbox.Published},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if n := claim(10, 0); n != 0 {

@@ -12,7 +12,7 @@ import (
 
 const killedLease = 300 * time.Millisecond
 
-// Catalogue BR-08: a relay that dies with rows in hand holds them for its lease
+// Catalog BR-08: a relay that dies with rows in hand holds them for its lease
 // and no longer, and nobody has to edit the table.
 func TestRelayKilledBetweenClaimAndRecordIsFollowedByTheNext(t *testing.T) {
 	t.Parallel()
@@ -66,7 +66,7 @@ func TestRelayKilledBetweenClaimAndRecordIsFollowedByTheNext(t *testing.T) {
 	}
 }
 
-// Catalogue BR-25: the zone of a process is in none of the times it stores.
+// Catalog BR-25: the zone of a process is in none of the times it stores.
 func TestStoredTimesAreIntegersInEveryTimeZone(t *testing.T) {
 	t.Parallel()
 	path := t.TempDir() + "/outbox.db"

@@ -10,7 +10,7 @@ import (
 // ParseURL returns the file that a database URL of the form "sqlite:FILE"
 // names. The path is taken as it stands, without escapes. Databases in memory
 // are refused, since each pooled connection would have its own; so are keys
-// after a question mark, since a misspelt one would silently do nothing:
+// after a question mark, since a misspelled one would silently do nothing:
 // the settings are this package's.
 func ParseURL(dbURL string) (path string, err error) {
 	path, ok := strings.CutPrefix(dbURL, "sqlite:")
