@@ -146,6 +146,44 @@ func TestSleeperThatLostItsLeaseChangesNothing(t *testing.T) {
 	})
 }
 
+// slowGrant is a store whose first lease is known to its relay only after a time.
+type slowGrant struct {
+	*faultySource
+	wait time.Duration
+}
+
+func (s *slowGrant) Acquire(ctx context.Context, owner string, length time.Duration) (jetbox.Lease, error) {
+	l, err := s.faultySource.Acquire(ctx, owner, length)
+	time.Sleep(s.wait)
+	s.wait = 0
+	return l, err
+}
+
+// A relay that heard late of its first lease took it for a whole one, and sent
+// beside the relay that had taken over.
+func TestLeaseHeardOfLateIsShorter(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.append(event("events.a", "", "1"))
+		const lease = 5 * time.Second
+		src := &slowGrant{&faultySource{Store: r.store}, lease - time.Second}
+		src.ClaimedFunc = func() { time.Sleep(1300 * time.Millisecond) } // past the end, before the renewal
+		sent := 0
+		_, stopA := r.start(src, relay.Config{Lease: lease, Hooks: relay.Hooks{
+			PublishedFunc: func(time.Duration, time.Duration, bool) { sent++ },
+		}})
+		other := r.open()
+		defer other.Close()
+		_, stopB := r.start(other, relay.Config{Lease: lease, PollInterval: 100 * time.Millisecond})
+		time.Sleep(2 * lease)
+		stopA()
+		stopB()
+		if sent != 0 {
+			r.t.Fatalf("the relay without a lease sent %d messages", sent)
+		}
+		r.wantState(1, jetbox.Published, "")
+	})
+}
+
 func (r *rig) dump() string {
 	r.t.Helper()
 	var s string
@@ -212,7 +250,7 @@ func TestNothingIsSentPastTheLease(t *testing.T) {
 		r.wantPayloads()
 		r.wantHealth(rel, false, "lease has ended")
 		block.Store(false)
-		time.Sleep(5 * time.Second)
+		time.Sleep(10 * time.Second)
 		r.wantPayloads("late") // nobody took the lease: it was renewed
 		r.wantHealth(rel, true, "")
 		stop()

@@ -89,13 +89,14 @@ func (r *Relay) run(ctx context.Context) error {
 	wg.Go(func() { r.watchSource(ctx) })
 
 	for ctx.Err() == nil {
+		asked := time.Now()
 		lease, err := r.src.Acquire(ctx, r.owner, r.cfg.Lease)
 		switch {
 		case err != nil:
 			r.fault(ctx, partDatabase, fmt.Errorf("acquire lease: %w", err))
 		case lease.Held:
 			r.fault(ctx, partDatabase, nil)
-			r.lead(ctx, lease)
+			r.lead(ctx, lease, asked)
 			continue
 		default:
 			r.fault(ctx, partDatabase, nil)
@@ -116,8 +117,9 @@ func (r *Relay) standBy(ctx context.Context, l jetbox.Lease) {
 	}
 }
 
-// lead works for as long as the lease is ours and ctx is not done.
-func (r *Relay) lead(ctx context.Context, lease jetbox.Lease) {
+// lead works for as long as the lease, asked for at a time, is ours and ctx is
+// not done.
+func (r *Relay) lead(ctx context.Context, lease jetbox.Lease, asked time.Time) {
 	r.health.setRole(RoleActive, "")
 	r.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "lease acquired", slog.Int64("epoch", lease.Epoch))
 
@@ -130,7 +132,7 @@ func (r *Relay) lead(ctx context.Context, lease jetbox.Lease) {
 	leadCtx, lost := context.WithCancelCause(ctx)
 	defer lost(nil)
 	s := &session{Relay: r, lease: lease, ctx: leadCtx, hard: hard}
-	s.extend(time.Now())
+	s.extend(asked)
 
 	var wg sync.WaitGroup
 	wg.Go(func() { s.keepLease(lost) })
