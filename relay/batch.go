@@ -61,7 +61,12 @@ func (s *session) publish(batch []outbound) (outcomes []jetbox.Outcome, outage e
 	for i, b := range batch {
 		messages[i] = b.message
 	}
-	for i, res := range s.engine.publish(s.hard, messages, s.maySend) {
+	// One key over a slow link takes a round trip for each of its rows. What is
+	// acknowledged must be recorded long before the broker forgets its ID, or a
+	// crash at the end of the batch leaves a second copy of its beginning.
+	enough := time.Now().Add(s.cfg.Lease)
+	maySend := func() bool { return s.maySend() && time.Now().Before(enough) }
+	for i, res := range s.engine.publish(s.hard, messages, maySend) {
 		b := batch[i]
 		switch {
 		case res.ack != nil:

@@ -146,6 +146,34 @@ func TestSleeperThatLostItsLeaseChangesNothing(t *testing.T) {
 	})
 }
 
+// A batch of one key over a slow link took minutes, and all that time what had
+// been acknowledged was not recorded: a crash then was beyond the stream's
+// duplicate window.
+func TestHotKeyOverASlowLinkIsRecordedOnTheWay(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		const rows = 300
+		for i := range rows {
+			r.append(event("events.a", "k", fmt.Sprint(i)))
+		}
+		r.box.Delay(500 * time.Millisecond)
+		const lease = 10 * time.Second
+		_, stop := r.start(r.store, relay.Config{Lease: lease})
+		for range 4 {
+			time.Sleep(15 * time.Second)
+			st, err := r.store.Stats(r.t.Context())
+			r.must(err)
+			stored, recorded := len(r.stored()), rows-st.Pending
+			if most := int(lease/(500*time.Millisecond)) + 2; stored-recorded > most {
+				r.t.Fatalf("stream has %d messages, %d are recorded: want at most %d in between", stored, recorded, most)
+			}
+		}
+		r.box.Delay(0)
+		time.Sleep(15 * time.Second)
+		stop()
+		r.wantState(rows, jetbox.Published, "")
+	})
+}
+
 // slowGrant is a store whose first lease is known to its relay only after a time.
 type slowGrant struct {
 	*faultySource

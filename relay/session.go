@@ -115,7 +115,7 @@ func (s *session) past() error {
 
 // outageBackoff paces the loop while broker or database are away.
 func (s *session) outageBackoff() backoff.BackOff {
-	const first, most = 100 * time.Millisecond, 5 * time.Second
+	const first, most = 100 * time.Millisecond, 3 * time.Second
 	return backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(first),
 		backoff.WithMaxInterval(min(most, max(first, s.cfg.MaxBackoff))),

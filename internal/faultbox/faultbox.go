@@ -22,6 +22,7 @@ type Box struct {
 	refuse bool
 	mute   bool
 	hold   bool
+	delay  time.Duration
 	conns  []*conn
 	dialed int
 }
@@ -72,6 +73,13 @@ func (b *Box) Hold(hold bool) {
 	b.hold = hold
 }
 
+// Delay makes what the broker sends take that much longer on its way.
+func (b *Box) Delay(d time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.delay = d
+}
+
 // Dialed is how many connections were asked for.
 func (b *Box) Dialed() int {
 	b.mu.Lock()
@@ -79,10 +87,10 @@ func (b *Box) Dialed() int {
 	return b.dialed
 }
 
-func (b *Box) faults() (mute, hold bool) {
+func (b *Box) faults() (mute, hold bool, delay time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.mute, b.hold
+	return b.mute, b.hold, b.delay
 }
 
 type conn struct {
@@ -93,10 +101,13 @@ type conn struct {
 func (c *conn) Read(p []byte) (int, error) {
 	for {
 		n, err := c.Conn.Read(p)
-		mute, hold := c.box.faults()
+		mute, hold, delay := c.box.faults()
+		if err == nil {
+			time.Sleep(delay)
+		}
 		for err == nil && hold {
 			time.Sleep(10 * time.Millisecond)
-			mute, hold = c.box.faults()
+			mute, hold, _ = c.box.faults()
 		}
 		if err != nil || !mute {
 			return n, err

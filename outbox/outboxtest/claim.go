@@ -41,6 +41,8 @@ func processingShown(t *testing.T, b *bench) {
 	b.claimIDs(l, 4, ids[:4]...)
 	b.wantStates(jetbox.Processing, ids[:4]...)
 	b.wantStates(jetbox.Pending, ids[4:]...)
+	b.claimIDs(l, 1, ids[0]) // fewer: the others are no less claimed
+	b.wantStates(jetbox.Processing, ids[:4]...)
 	if n := b.number("SELECT count(*) FROM {t} WHERE status = 'PENDING'"); n != 6 {
 		t.Errorf("%d rows are PENDING in the table, want all 6", n)
 	}

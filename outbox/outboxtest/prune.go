@@ -106,19 +106,24 @@ func (b *bench) wantArchived(e outbox.Entry) {
 	}
 }
 
-// The row that was scheduled, or waited for its retry, has a low id and was
-// published last. Everything after it is old all the same.
+// Rows that were scheduled, or waited for their retry, have low ids and were
+// published last. Everything after them is old all the same.
 func pruneBehindYoung(t *testing.T, b *bench) {
-	ids := b.add(keyed("", 5)...)
-	l := b.lease("a")
-	b.claimIDs(l, 5, ids...)
-	b.record(l, published(ids[1], ids[2], ids[4])...)
-	between := pass()
-	b.record(l, published(ids[0], ids[3])...)
-	n, err := b.Prune(t.Context(), l, between, false)
-	b.check(err)
-	if left := b.all(outbox.Filter{}); n != 3 || !slices.Equal(left, []int64{ids[0], ids[3]}) {
-		t.Errorf("Prune = %d, left %v, want 3 and the two young ones of %v", n, left, ids)
+	for _, young := range []int{1, 1100} {
+		ids := b.add(keyed("", young+3)...)
+		l := b.lease("a")
+		b.claimIDs(l, young+3, ids...)
+		b.record(l, published(ids[young:]...)...)
+		between := pass()
+		b.record(l, published(ids[:young]...)...)
+		n, err := b.Prune(t.Context(), l, between, false)
+		b.check(err)
+		if left := b.all(outbox.Filter{}); n != 3 || !slices.Equal(left, ids[:young]) {
+			t.Errorf("Prune behind %d young rows = %d, left %d, want 3 and the young ones", young, n, len(left))
+		}
+		if n, err = b.Prune(t.Context(), l, time.Now().Add(long), false); err != nil || n != young {
+			t.Errorf("Prune of the %d young rows later = %d, %v", young, n, err)
+		}
 	}
 }
 

@@ -103,10 +103,13 @@ func faultsComeOut(t *testing.T, b *bench) {
 	want := make(map[string]bool) // payload to whether it has a fault
 	for i, v := range bads {
 		names, values := "subject, "+v.column, "'s', "+quote(v.value)
-		if v.column == "subject" {
-			names, values = "subject", quote(v.value)
-		}
 		name := fmt.Sprintf("bad %d", i)
+		switch v.column {
+		case "subject":
+			names, values = "subject", quote(v.value)
+		case "event_id": // with a key, or the empty one of both would be the same
+			names, values = names+", idempotency_key", values+", "+quote(name)
+		}
 		q := "INSERT INTO {t} (payload, aggregate_id, " + names + ") VALUES (" + quote(name) + ", 'key', " + values + ")"
 		if _, err := b.DB().ExecContext(t.Context(), b.sql(q)); err != nil {
 			t.Logf("%s %.40q is refused by the database: %v", v.column, v.value, err)

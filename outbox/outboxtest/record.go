@@ -75,6 +75,9 @@ func recordAgain(t *testing.T, b *bench) {
 	b.record(l, again...)
 	b.record(l, retry(ids[0], 0), retry(ids[1], 0))
 	b.record(l, dead(ids[0], true), dead(ids[1], true))
+	gone := published(ids[1])
+	gone[0].Remove = jetbox.Delete
+	b.record(l, gone...)
 	if after := b.dump(); after != dump {
 		t.Errorf("recording again changed the outbox from\n%s\nto\n%s", dump, after)
 	}
