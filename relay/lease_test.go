@@ -162,7 +162,7 @@ func TestHotKeyOverASlowLinkIsRecordedOnTheWay(t *testing.T) {
 			time.Sleep(15 * time.Second)
 			st, err := r.store.Stats(r.t.Context())
 			r.must(err)
-			stored, recorded := len(r.stored()), rows-st.Pending
+			stored, recorded := len(r.stored()), rows-int(st.Pending)
 			if most := int(lease/(500*time.Millisecond)) + 2; stored-recorded > most {
 				r.t.Fatalf("stream has %d messages, %d are recorded: want at most %d in between", stored, recorded, most)
 			}
