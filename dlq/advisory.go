@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	jetbox "github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox"
 )
 
 // advisory is what the server says about a message it will not deliver again.

@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
-	jetbox "github.com/seed-5e04d8fb/jetbox"
-	"github.com/seed-5e04d8fb/jetbox/embedded"
-
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/embedded"
 )
 
 // On three replicas a failed condition has another code (10164), which can also

@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	jetbox "github.com/seed-5e04d8fb/jetbox"
-	"github.com/seed-5e04d8fb/jetbox/consumer"
-
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/consumer"
 )
 
 var _ consumer.DeadLetters = (*Letters)(nil)

@@ -6,11 +6,11 @@ import (
 	"log"
 	"os"
 
-	jetbox "github.com/seed-5e04d8fb/jetbox"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/dlq"
 	"github.com/seed-5e04d8fb/jetbox/embedded"
-
-	"github.com/nats-io/nats.go/jetstream"
 )
 
 // A message that one consumer could not handle is parked, looked at, and

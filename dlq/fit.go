@@ -7,9 +7,9 @@ import (
 	"strings"
 	"unicode"
 
-	jetbox "github.com/seed-5e04d8fb/jetbox"
-
 	"github.com/nats-io/nats.go"
+
+	"github.com/seed-5e04d8fb/jetbox"
 )
 
 const (

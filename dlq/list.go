@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	jetbox "github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox"
 )
 
 // Filter selects letters. The zero value selects what waits for a person: open

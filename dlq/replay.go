@@ -8,10 +8,10 @@ import (
 	"strconv"
 	"time"
 
-	jetbox "github.com/seed-5e04d8fb/jetbox"
-
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/seed-5e04d8fb/jetbox"
 )
 
 // replayInfix stands between a letter's ID and the number of the replay in the

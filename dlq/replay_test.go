@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	jetbox "github.com/seed-5e04d8fb/jetbox"
-
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/seed-5e04d8fb/jetbox"
 )
 
 // replayed returns the messages of the event stream that are replays.

@@ -8,10 +8,10 @@ import (
 	"testing"
 	"time"
 
-	jetbox "github.com/seed-5e04d8fb/jetbox"
-	"github.com/seed-5e04d8fb/jetbox/embedded"
-
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/embedded"
 )
 
 // Of two operators one succeeds, the other is told, and there is one message.

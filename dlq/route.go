@@ -7,9 +7,9 @@ import (
 	"log/slog"
 	"strings"
 
-	jetbox "github.com/seed-5e04d8fb/jetbox"
-
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/seed-5e04d8fb/jetbox"
 )
 
 // postponed says that an advisory has its letter, but that its message cannot

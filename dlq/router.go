@@ -7,9 +7,9 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/seed-5e04d8fb/jetbox/internal/delay"
-
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/seed-5e04d8fb/jetbox/internal/delay"
 )
 
 const (

@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	jetbox "github.com/seed-5e04d8fb/jetbox"
-
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/seed-5e04d8fb/jetbox"
 )
 
 // BR-54: exhausted with nobody there, the broker restarted, the router started

@@ -9,11 +9,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	jetbox "github.com/seed-5e04d8fb/jetbox"
-	"github.com/seed-5e04d8fb/jetbox/embedded"
-
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/embedded"
 )
 
 // Bubbles do not run in parallel: servers with file storage share a goroutine
