@@ -97,6 +97,7 @@ func TestPublishedRowsLeaveByRetention(t *testing.T) {
 					r.append(event("events.a", fmt.Sprint("k", i%3), "x"))
 				}
 				r.exec("INSERT INTO outbox (subject, payload) VALUES ('events.*', 'dead')")
+				tt.cfg.PollInterval = 10 * time.Second
 				_, stop := r.start(r.store, tt.cfg)
 				time.Sleep(10 * time.Second)
 				if n := r.count("PUBLISHED"); n != tt.soon {
