@@ -7,6 +7,10 @@ import (
 	"time"
 )
 
+// defaultGrace is the ack wait of a consumer that cannot be asked: the server's
+// and this library's default.
+const defaultGrace = 30 * time.Second
+
 // Config names the streams that hold dead letters and advisories. The zero
 // value is ready to use.
 type Config struct {
@@ -25,15 +29,16 @@ type Config struct {
 	// Replicas is how many servers keep a stream that Setup creates. Default 1.
 	Replicas int
 
-	// Grace is how old an intent is when it counts as a letter: at least the
-	// ack wait of the consumers. Default 30s.
+	// Grace is how old an intent is when it counts as a letter. Default: the
+	// ack wait of its consumer, asked for when it matters, or 30s where the
+	// server does not tell.
 	Grace time.Duration
 
 	// RoutedFunc is called after a letter became open, with its reason, on the
 	// goroutine that reported the failure. Default: nothing.
 	RoutedFunc func(reason string)
 
-	// Logger gets what a Router has nobody to return to. Default: slog.Default().
+	// Logger gets what a Router has nobody to return to. Default [slog.Default].
 	Logger *slog.Logger
 }
 
@@ -49,9 +54,6 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Replicas == 0 {
 		c.Replicas = 1
-	}
-	if c.Grace == 0 {
-		c.Grace = 30 * time.Second
 	}
 	if c.RoutedFunc == nil {
 		c.RoutedFunc = func(string) {}

@@ -119,12 +119,12 @@ func (l Letter) MarshalJSON() ([]byte, error) {
 }
 
 // waits reports whether the letter waits for a person, at the time now.
-func (l Letter) waits(now time.Time, grace time.Duration) (waits bool) {
+func (l Letter) waits(now time.Time, grace func(Letter) time.Duration) (waits bool) {
 	switch l.State {
 	case StateOpen:
 		return true
 	case StateIntent:
-		return now.Sub(l.Updated) >= grace
+		return now.Sub(l.Updated) >= grace(l)
 	default:
 		return false
 	}

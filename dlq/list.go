@@ -66,7 +66,9 @@ func (f Filter) validate() error {
 	return nil
 }
 
-func (f Filter) matches(l Letter, now time.Time, grace time.Duration) (selected bool) {
+// matches reports whether l is selected at the time now. grace is asked only for
+// an intent that everything else selects.
+func (f Filter) matches(l Letter, now time.Time, grace func(Letter) time.Duration) (selected bool) {
 	switch {
 	case l.State == "":
 		return false // somebody else's message
@@ -114,11 +116,11 @@ func (s *Letters) list(ctx context.Context, f Filter, yield func(Letter, error) 
 	}
 	// A stream somebody else made may keep old versions of letters.
 	versions := st.CachedInfo().Config.MaxMsgsPerSubject != 1
-	found, now := 0, time.Now()
+	found, now, grace := 0, time.Now(), s.graceOf(ctx)
 	var lastErr error
 	err = scan(ctx, st, s.listSubject(f), 1, f.HeadersOnly, func(m *record) (more bool) {
 		l := newLetter(m, s.cfg.Prefix)
-		if !f.matches(l, now, s.cfg.Grace) {
+		if !f.matches(l, now, grace) {
 			return true
 		}
 		if versions {
@@ -147,9 +149,41 @@ func (s *Letters) listOne(ctx context.Context, f Filter, yield func(Letter, erro
 	switch {
 	case err != nil:
 		yield(Letter{}, err)
-	case l != nil && f.matches(*l, time.Now(), s.cfg.Grace):
+	case l != nil && f.matches(*l, time.Now(), s.graceOf(ctx)):
 		yield(*l, nil)
 	}
+}
+
+// graceOf returns how old the intents of a letter's consumer are when they
+// count as letters. A consumer is asked about once.
+func (s *Letters) graceOf(ctx context.Context) func(Letter) time.Duration {
+	if s.cfg.Grace > 0 {
+		return func(Letter) time.Duration { return s.cfg.Grace }
+	}
+	known := make(map[[2]string]time.Duration)
+	return func(l Letter) time.Duration {
+		name := [2]string{l.Stream, l.Consumer}
+		grace, ok := known[name]
+		if !ok {
+			grace = s.ackWait(ctx, l.Stream, l.Consumer)
+			known[name] = grace
+		}
+		return grace
+	}
+}
+
+// ackWait returns the longest time the server waits for an ack of the consumer.
+// One that is gone has nobody at work, and one that may not be asked about must
+// not hide its letters: both have the default.
+func (s *Letters) ackWait(ctx context.Context, stream, consumer string) time.Duration {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	c, err := s.js.Consumer(ctx, stream, consumer)
+	if err != nil {
+		return defaultGrace
+	}
+	cfg := c.CachedInfo().Config
+	return slices.Max(append(cfg.BackOff, cfg.AckWait))
 }
 
 // listSubject returns the narrowest subject that has all selected letters.

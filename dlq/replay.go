@@ -39,8 +39,8 @@ func (s *Letters) Replay(ctx context.Context, id string) (Letter, error) {
 	if err != nil {
 		return Letter{}, err
 	}
-	if !l.waits(time.Now(), s.cfg.Grace) && l.State != StateReplaying {
-		return Letter{}, s.notNow(l, "replayed")
+	if grace := s.graceOf(ctx); !l.waits(time.Now(), grace) && l.State != StateReplaying {
+		return Letter{}, notNow(l, "replayed", grace)
 	}
 	l, err = s.replay(ctx, l)
 	if err != nil {
@@ -266,8 +266,8 @@ func (s *Letters) Discard(ctx context.Context, id string) (Letter, error) {
 	if err != nil {
 		return Letter{}, err
 	}
-	if !l.waits(time.Now(), s.cfg.Grace) {
-		return Letter{}, s.notNow(l, "discarded")
+	if grace := s.graceOf(ctx); !l.waits(time.Now(), grace) {
+		return Letter{}, notNow(l, "discarded", grace)
 	}
 	l.State, l.Header, l.Payload = StateDiscarded, nil, nil
 	l, err = s.put(ctx, l, l.Seq)
@@ -278,11 +278,11 @@ func (s *Letters) Discard(ctx context.Context, id string) (Letter, error) {
 }
 
 // notNow says why a letter cannot be replayed or discarded.
-func (s *Letters) notNow(l Letter, verb string) error {
+func notNow(l Letter, verb string, grace func(Letter) time.Duration) error {
 	why := "is " + string(l.State)
 	switch {
 	case l.State == StateIntent:
-		why = fmt.Sprintf("is an intent younger than %v: its consumer may be at it", s.cfg.Grace)
+		why = fmt.Sprintf("is an intent younger than %v: its consumer may be at it", grace(l))
 	case l.State == StateReplaying:
 		why = "is being replayed: replay it again to finish that"
 	case string(l.State) == verb:

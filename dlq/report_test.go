@@ -174,6 +174,49 @@ func TestWithdrawNeverDeletesAnOpenLetter(t *testing.T) {
 	})
 }
 
+// A handler may work for as long as its consumer's ack wait, whatever the
+// default is: an operator must not replay what it has in hand.
+func TestIntentIsNoLetterBeforeTheAckWaitOfItsConsumer(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		for _, c := range []jetstream.ConsumerConfig{
+			{Durable: "slow", AckWait: 5 * time.Minute},
+			{Durable: "quick", AckWait: 5 * time.Second},
+			{Durable: "spread", MaxDeliver: 3, BackOff: []time.Duration{time.Second, 2 * time.Minute}},
+		} {
+			c.AckPolicy = jetstream.AckExplicitPolicy
+			if _, err := w.events.CreateConsumer(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var slow jetbox.Failure
+		for _, consumer := range []string{"slow", "quick", "spread", "gone"} { // letters 1 to 4
+			f := w.event(consumer, "events.a", consumer, []byte("x"))
+			if err := w.letters.Intend(t.Context(), f); err != nil {
+				t.Fatal(err)
+			}
+			if consumer == "slow" {
+				slow = f
+			}
+		}
+		w.wantSeqs(Filter{})
+		time.Sleep(6 * time.Second)
+		w.wantSeqs(Filter{}, 2)
+		time.Sleep(30 * time.Second)
+		w.wantSeqs(Filter{}, 2, 4)
+		time.Sleep(2 * time.Minute)
+		w.wantSeqs(Filter{}, 2, 3, 4)
+		if _, err := w.letters.Replay(t.Context(), ownID(slow)); !errors.Is(err, jetbox.ErrLetterGone) || !strings.Contains(err.Error(), "5m0s") {
+			t.Errorf("Replay of an intent in hand: err = %v, want %v and the ack wait", err, jetbox.ErrLetterGone)
+		}
+		if _, err := w.letters.Discard(t.Context(), ownID(slow)); !errors.Is(err, jetbox.ErrLetterGone) {
+			t.Errorf("Discard of an intent in hand: err = %v, want %v", err, jetbox.ErrLetterGone)
+		}
+		time.Sleep(3 * time.Minute)
+		w.wantSeqs(Filter{}, 1, 2, 3, 4)
+		w.wantSeqs(Filter{ID: ownID(slow)}, 1)
+	})
+}
+
 func TestIntentCountsAsLetterAfterTheAckWait(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		f := w.event("billing", "events.a", "k1", []byte("x"))

@@ -136,7 +136,7 @@ func consume(ctx context.Context, a *app, f consumeFlags) (err error) {
 		return err
 	}
 	defer nc.Close()
-	letters, err := dlq.New(js, dlq.Config{Logger: a.log, Grace: f.ackWait})
+	letters, err := dlq.New(js, dlq.Config{Logger: a.log})
 	if err != nil {
 		return err
 	}

@@ -64,9 +64,7 @@ func (f *letterFlags) filters(now time.Time) []dlq.Filter {
 	return out
 }
 
-// withLetters connects and opens the dead letters for f. The event stream's
-// consumers have an ack wait of their own; the default says when an intent
-// counts.
+// withLetters connects and opens the dead letters for f.
 func (a *app) withLetters(f func(*dlq.Letters) error) error {
 	nc, js, err := a.connect("relay dlq", "_INBOX_relay")
 	if err != nil {
