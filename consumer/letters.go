@@ -103,8 +103,10 @@ func (r *run) park(m *message, reason string, err error, done func()) {
 	})
 }
 
-// withdraw closes the intent, then acknowledges. In this order a lost ack makes
-// no letter for a message that was handled: the router finds the closed one.
+// withdraw takes the intent back, then acknowledges. When the ack is lost, the
+// server reports the message as exhausted and a router opens a letter for it,
+// although it was handled: a person sees one letter too many, whose replay a
+// ledger absorbs. The other way round would hide a failure.
 func (r *run) withdraw(m *message, ack func()) {
 	if !m.intended {
 		ack()
