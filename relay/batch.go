@@ -66,6 +66,8 @@ func (s *session) publish(batch []outbound) (outcomes []jetbox.Outcome, outage e
 	// crash at the end of the batch leaves a second copy of its beginning.
 	enough := time.Now().Add(s.cfg.Lease)
 	maySend := func() bool { return s.maySend() && time.Now().Before(enough) }
+	var flows bool
+	var resting error
 	for i, res := range s.engine.publish(s.hard, messages, maySend) {
 		b := batch[i]
 		switch {
@@ -75,6 +77,7 @@ func (s *session) publish(batch []outbound) (outcomes []jetbox.Outcome, outage e
 				outage = errors.Join(outage, err)
 				continue
 			}
+			flows = true
 			outcomes = append(outcomes, o)
 		case res.err != nil:
 			err := s.explain(b.message, res.err)
@@ -88,6 +91,7 @@ func (s *session) publish(batch []outbound) (outcomes []jetbox.Outcome, outage e
 				// Not the relay's business as a whole: the row sleeps, its key
 				// with it, and everything else goes on.
 				outcomes = append(outcomes, s.delayed(b.row, err))
+				resting = err
 				continue
 			}
 			if outage == nil {
@@ -98,6 +102,7 @@ func (s *session) publish(batch []outbound) (outcomes []jetbox.Outcome, outage e
 	if outage != nil {
 		s.streams.forget()
 	}
+	s.rested(resting, flows)
 	return outcomes, outage
 }
 
@@ -151,6 +156,27 @@ func (s *session) failed(row jetbox.Row, err error) jetbox.Outcome {
 // restAttempt paces the next try of a row whose own stream, or permission, is
 // missing: as after this many failures, since each try costs a whole ackTimeout.
 const restAttempt = 4
+
+// rested notes whether rows of a batch were put to sleep for an outage of their
+// own: while nothing flows beside them the relay is not ready, until they have
+// had their next try.
+func (s *session) rested(err error, flows bool) {
+	switch {
+	case flows:
+		s.resting = nil
+	case err != nil:
+		s.resting, s.restingUntil = err, time.Now().Add(2*s.retry.After(restAttempt)+ackTimeout)
+	}
+}
+
+// publishFault notes what keeps rows from being published: an outage, or what
+// puts them to sleep.
+func (s *session) publishFault(outage error) {
+	if outage == nil && time.Now().Before(s.restingUntil) {
+		outage = s.resting
+	}
+	s.fault(s.ctx, partPublish, outage)
+}
 
 // delayed is the outcome of a row that an outage concerns and not the others.
 func (s *session) delayed(row jetbox.Row, err error) jetbox.Outcome {

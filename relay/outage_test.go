@@ -223,3 +223,39 @@ func TestNothingIsPublishedWhileNothingCanBeRecorded(t *testing.T) {
 		}
 	})
 }
+
+// A relay all of whose rows slept, because another stream was full or the
+// permission was missing, said that it was ready.
+func TestRelayWhoseRowsAllSleepInAnOutageIsNotReady(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		ctx := r.t.Context()
+		other, err := r.admin.CreateStream(ctx, jetstream.StreamConfig{
+			Name: "OTHER", Subjects: []string{"other.>"}, MaxMsgs: 1, Discard: jetstream.DiscardNew,
+		})
+		r.must(err)
+		_, err = r.admin.Publish(ctx, "other.full", nil)
+		r.must(err)
+		r.append(event("other.a", "", "1"), event("other.a", "k", "2"), event("other.a", "k", "3"))
+		rel, stop := r.start(r.store, relay.Config{})
+		time.Sleep(time.Second)
+		for range 100 {
+			time.Sleep(300 * time.Millisecond)
+			r.wantHealth(rel, false, "maximum messages exceeded")
+		}
+		r.append(event("events.a", "", "4"))
+		time.Sleep(100 * time.Millisecond)
+		r.wantHealth(rel, true, "") // rows flow
+		time.Sleep(15 * time.Second)
+		r.wantHealth(rel, false, "maximum messages exceeded")
+		r.must(other.Purge(ctx))
+		r.append(event("events.a", "", "5"))
+		_, err = r.admin.UpdateStream(ctx, jetstream.StreamConfig{Name: "OTHER", Subjects: []string{"other.>"}})
+		r.must(err)
+		time.Sleep(time.Minute)
+		r.wantHealth(rel, true, "")
+		stop()
+		if n := r.count("PUBLISHED"); n != 5 {
+			r.t.Fatalf("%d marked, want 5", n)
+		}
+	})
+}

@@ -26,6 +26,11 @@ type session struct {
 	// since began. Wall clocks jump, and other hosts' clocks differ.
 	began time.Time
 	until atomic.Int64
+
+	// resting is why rows sleep that are not refused for themselves, until when
+	// that is to be believed.
+	resting      error
+	restingUntil time.Time
 }
 
 // extend sets the end of the lease, counted from before it was asked for.
@@ -90,7 +95,7 @@ func (s *session) loop() error {
 			pause(s.ctx, wait.NextBackOff())
 		case len(rows) == 0:
 			wait.Reset()
-			s.fault(s.ctx, partPublish, nil) // what could not be published is gone
+			s.publishFault(nil) // what could not be published is gone, or sleeps
 			s.idle()
 		default:
 			wait.Reset()
@@ -155,7 +160,7 @@ func (s *session) work(rows []jetbox.Row) error {
 		outcomes = append(outcomes, more...)
 	}
 	if s.ctx.Err() == nil {
-		s.fault(s.ctx, partPublish, outage)
+		s.publishFault(outage)
 	}
 	if err := s.record(outcomes); err != nil {
 		return err
