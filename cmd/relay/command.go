@@ -115,6 +115,9 @@ func choose(cmds []*command, args []string) (*command, []string, error) {
 		if slices.ContainsFunc(args, isHelpFlag) {
 			return nil, nil, errHelp
 		}
+		if i := slices.IndexFunc(args, isVersionFlag); i >= 0 {
+			return choose(cmds, slices.Concat([]string{"version"}, without(args, i)))
+		}
 		return nil, nil, withHint(usagef("no command given, only flags"), "relay help lists the commands")
 	}
 	word, rest := args[first], without(args, first)

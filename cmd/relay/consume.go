@@ -91,8 +91,8 @@ again. The end of stderr goes into the dead letter.
 one line on its stdin, a JSON object with subject, stream, sequence, delivered,
 id, key, type, headers (lists of texts) and payload (or payload_base64 when it
 is no text). It answers each with one line on stdout: "ok", "retry TEXT" or
-"permanent TEXT". It is started again when it ends; at shutdown its stdin is
-closed.
+"permanent TEXT". It is started again when it ends. Its stdin is closed when
+relay consume stops.
 
 --webhook sends a POST with the payload, Idempotency-Key, X-Event-Id and
 X-Event-Type, X-Event-Subject, and the ce- headers. 2xx is success; 409, 429,

@@ -346,6 +346,23 @@ func TestConsumeExecWithLedger(t *testing.T) {
 		t.Errorf("consume ended with %d", code)
 	}
 
+	// A letter asked for by name is shown or said to be missing; the limit counts
+	// over all names.
+	none := "dlq.EVENTS.d.999-1"
+	ask := start(t, r.dir, "dlq", "list", letter.ID, none, "--json", "--nats", r.nats)
+	ask.stderr.line(t, "no letter matches "+none)
+	if code := ask.wait(t); code != exitFine {
+		t.Errorf("dlq list of a missing letter ended with %d", code)
+	}
+	if out := once(t, r.dir, "dlq", "list", letter.ID, "--id", letter.ID, "--limit", "1", "--json", "--nats", r.nats); out != letters {
+		t.Errorf("dlq list --limit 1 printed %s", out)
+	}
+	show := start(t, r.dir, "dlq", "show", none, "--nats", r.nats)
+	show.stderr.line(t, "relay: there is no letter "+none)
+	if code := show.wait(t); code != exitFailed {
+		t.Errorf("dlq show of no letter ended with %d", code)
+	}
+
 	// The same messages again, with the same keys: as after a lost ack.
 	js := connectJS(t, r.nats)
 	if err := js.DeleteConsumer(t.Context(), "EVENTS", "d"); err != nil {

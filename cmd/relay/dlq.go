@@ -5,6 +5,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -34,10 +36,44 @@ type letterFlags struct {
 func (f *letterFlags) define(fs *flag.FlagSet) {
 	define(fs, &f.consumer, "consumer", "", someText, "only letters of this `CONSUMER`")
 	define(fs, &f.subject, "subject", "", streamSubject, "only letters whose message had this `SUBJECT`; * and > match")
-	define(fs, &f.reason, "reason", "", someText, "only letters with this `REASON`: max_deliveries or terminated")
+	define(fs, &f.reason, "reason", "", oneOf(jetbox.ReasonMaxDeliveries, jetbox.ReasonTerminated), "only letters with this `REASON`: max_deliveries or terminated")
 	define(fs, &f.since, "since", moment{}, parseMoment, "only letters from this `TIME` on: RFC 3339, or a duration ago")
-	defineEach(fs, &f.ids, "id", someText, "only the letter with this `ID`, as list shows it; may be repeated")
+	defineEach(fs, &f.ids, "id", letterID, "only the letter with this `ID`, as list shows it; may be repeated")
 	define(fs, &f.limit, "limit", 0, positiveInt, "at most `NUMBER` letters (default all)")
+}
+
+// letterID checks only what a misplaced word would not have.
+func letterID(s string) (string, error) {
+	if !strings.HasPrefix(s, "dlq.") || strings.Count(s, ".") != 3 {
+		return "", errors.New("want the ID of a letter, as relay dlq list shows it")
+	}
+	return s, nil
+}
+
+// add takes the arguments of a command for IDs.
+func (f *letterFlags) add(args []string) error {
+	for _, arg := range args {
+		id, err := letterID(arg)
+		if err != nil {
+			return usagef("argument %q: %w", arg, err)
+		}
+		f.ids = append(f.ids, id)
+	}
+	return nil
+}
+
+// sayUnmatched says that no letter was chosen, or which of those named were not.
+func (f *letterFlags) sayUnmatched(a *app, n int, chosen []string) {
+	switch {
+	case len(f.ids) == 0 && n == 0:
+		a.say("no letter matches")
+	case f.limit == 0 || n < f.limit:
+		for _, id := range f.ids {
+			if !slices.Contains(chosen, id) {
+				a.say("no letter matches " + id)
+			}
+		}
+	}
 }
 
 // filters returns one filter per letter named, or one for all.
@@ -102,7 +138,9 @@ ack wait. --state shows letters in other states.`,
 			fs.BoolVar(&f.json, "json", false, "one JSON object per letter")
 		},
 		run: func(ctx context.Context, a *app, args []string) error {
-			f.ids = append(f.ids, args...)
+			if err := f.add(args); err != nil {
+				return err
+			}
 			return a.withLetters(func(letters *dlq.Letters) error { return listLetters(ctx, a, letters, f) })
 		},
 	}
@@ -111,11 +149,15 @@ ack wait. --state shows letters in other states.`,
 func listLetters(ctx context.Context, a *app, letters *dlq.Letters, f letterFlags) error {
 	tw := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 	n := 0
+	var named []string
 	for l, err := range selectLetters(ctx, letters, f, true) {
 		if err != nil {
 			return errors.Join(tw.Flush(), err)
 		}
 		n++
+		if len(f.ids) > 0 {
+			named = append(named, l.ID)
+		}
 		if f.json {
 			if err := writeJSON(a.stdout, l); err != nil {
 				return err
@@ -131,9 +173,7 @@ func listLetters(ctx context.Context, a *app, letters *dlq.Letters, f letterFlag
 	if err := tw.Flush(); err != nil {
 		return err
 	}
-	if n == 0 {
-		a.say("no letter matches")
-	}
+	f.sayUnmatched(a, n, named)
 	return nil
 }
 
@@ -149,10 +189,14 @@ func dlqShowCommand() *command {
 			fs.BoolVar(&asJSON, "json", false, "one JSON object, with headers and payload")
 		},
 		run: func(ctx context.Context, a *app, args []string) error {
+			id, err := letterID(args[0])
+			if err != nil {
+				return usagef("argument %q: %w", args[0], err)
+			}
 			return a.withLetters(func(letters *dlq.Letters) error {
-				l, err := letters.Show(ctx, args[0])
+				l, err := letters.Show(ctx, id)
 				if errors.Is(err, jetbox.ErrLetterGone) {
-					err = withHint(err, "relay dlq list shows the letters there are")
+					return withHint(fmt.Errorf("there is no letter %s", id), "relay dlq list shows the letters there are")
 				}
 				if err != nil {
 					return err

@@ -33,7 +33,9 @@ Without a choice all letters that wait are replayed. Never asks.`,
 			fs.BoolVar(&f.json, "json", false, "one JSON object per letter")
 		},
 		run: func(ctx context.Context, a *app, args []string) error {
-			f.ids = append(f.ids, args...)
+			if err := f.add(args); err != nil {
+				return err
+			}
 			return a.withLetters(func(letters *dlq.Letters) error {
 				return changeLetters(ctx, a, letters, f, true, "replayed", letters.Replay)
 			})
@@ -49,8 +51,7 @@ func dlqDiscardCommand() *command {
 		maxArgs: -1,
 		short:   "give dead letters up",
 		long: `
-A discarded letter loses its payload and stays as a mark for a while. Never
-asks.`,
+A discarded letter loses its payload and stays as a mark. Never asks.`,
 		flags: func(fs *flag.FlagSet) {
 			f.define(fs)
 			fs.BoolVar(&f.all, "all", false, "all letters that wait")
@@ -59,7 +60,9 @@ asks.`,
 			fs.BoolVar(&f.json, "json", false, "one JSON object per letter")
 		},
 		run: func(ctx context.Context, a *app, args []string) error {
-			f.ids = append(f.ids, args...)
+			if err := f.add(args); err != nil {
+				return err
+			}
 			if !f.all && f.consumer == "" && f.subject == "" && f.reason == "" && f.since == (moment{}) && len(f.ids) == 0 {
 				return withHint(usagef("dlq discard: which letters?"), "name their IDs, or give --consumer, --subject, --reason, --since or --all")
 			}
@@ -73,13 +76,15 @@ asks.`,
 // selectLetters iterates over the letters the flags choose.
 func selectLetters(ctx context.Context, letters *dlq.Letters, f letterFlags, headersOnly bool, adjust ...func(*dlq.Filter)) iter.Seq2[dlq.Letter, error] {
 	return func(yield func(dlq.Letter, error) bool) {
+		n := 0
 		for _, filter := range f.filters(time.Now()) {
 			filter.HeadersOnly = headersOnly
 			for _, adj := range adjust {
 				adj(&filter)
 			}
 			for l, err := range letters.List(ctx, filter) {
-				if !yield(l, err) {
+				n++
+				if !yield(l, err) || n == f.limit {
 					return
 				}
 			}
@@ -105,6 +110,11 @@ func changeLetters(ctx context.Context, a *app, letters *dlq.Letters, f letterFl
 		l.Header, l.Payload = nil, nil // there may be many
 		chosen = append(chosen, l)
 	}
+	ids := make([]string, len(chosen))
+	for i, l := range chosen {
+		ids[i] = l.ID
+	}
+	f.sayUnmatched(a, len(chosen), ids)
 	for i, l := range chosen {
 		if f.dryRun {
 			if err := sayLetter(a, l, f.json, "would be "+done); err != nil {
@@ -134,8 +144,7 @@ func changeLetters(ctx context.Context, a *app, letters *dlq.Letters, f letterFl
 	switch {
 	case failed > 0:
 		return fmt.Errorf("%d of %d letters could not be %s", failed, len(chosen), done)
-	case len(chosen) == 0:
-		a.say("no letter matches")
+	case len(chosen) == 0: // said already
 	case f.dryRun:
 		a.say(fmt.Sprintf("%d %s would be %s", len(chosen), plural(len(chosen), "letter", "letters"), done))
 	default:

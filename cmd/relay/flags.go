@@ -43,6 +43,8 @@ func isHelpFlag(arg string) bool {
 	return slices.Contains([]string{"-h", "--h", "-help", "--help"}, arg)
 }
 
+func isVersionFlag(arg string) bool { return arg == "-version" || arg == "--version" }
+
 func isBool(f *flag.Flag) bool {
 	b, ok := f.Value.(interface{ IsBoolFlag() bool })
 	return ok && b.IsBoolFlag()

@@ -101,7 +101,7 @@ func newGauges(ctx context.Context, table string, stats func(context.Context) (o
 		pending:    desc(metricPending, "Committed rows not yet published."),
 		oldest:     desc(metricOldestPending, "Age of the oldest row that is due, 0 without one."),
 		dead:       desc(metricDeadLetter, "Rows parked in the outbox."),
-		bytes:      desc(metricTableBytes, "Space the outbox takes in the database."),
+		bytes:      desc(metricTableBytes, "Space the outbox takes in the database; on SQLite, the whole file."),
 		dlqLetters: prometheus.NewDesc(metricLetters, "Dead letters that wait for a person.", nil, nil),
 	}
 }

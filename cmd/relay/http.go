@@ -15,7 +15,7 @@ import (
 
 const httpOff = "off"
 
-// httpStop bounds how long an answer in progress may take at shutdown.
+// httpStop bounds how long an answer in progress may take when stopping.
 const httpStop = 2 * time.Second
 
 func newMux(h *health, registry *prometheus.Registry, secrets *redactor) *http.ServeMux {

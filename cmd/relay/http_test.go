@@ -86,10 +86,14 @@ func TestMetricsHaveTheirNames(t *testing.T) {
 		`jetbox_relay_published_total{outbox="outbox"} 2`,
 		`jetbox_relay_duplicates_total{outbox="outbox"} 1`,
 		`jetbox_relay_publish_failures_total{outbox="outbox",reason="outage"} 1`,
+		`jetbox_relay_publish_failures_total{outbox="outbox",reason="permanent"} 0`,
+		`jetbox_relay_publish_failures_total{outbox="outbox",reason="record"} 0`,
+		`jetbox_relay_publish_failures_total{outbox="outbox",reason="row"} 0`,
 		`jetbox_relay_ack_latency_seconds_count{outbox="outbox"} 2`,
 		`jetbox_relay_publish_lag_seconds_count{outbox="outbox"} 2`,
 		`jetbox_relay_shards{outbox="outbox"} 0`,
 		`jetbox_dlq_letters 7`,
+		`jetbox_dlq_routed_total{reason="max_deliveries"} 0`,
 		`jetbox_dlq_routed_total{reason="terminated"} 1`,
 	} {
 		if !strings.Contains(text, "\n"+line) {

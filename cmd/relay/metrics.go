@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/relay"
 )
 
@@ -54,11 +55,11 @@ func newMetrics(table string, h *health) *metrics {
 		registry: prometheus.NewRegistry(),
 		published: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: metricPublished, ConstLabels: outbox,
-			Help: "Rows recorded as published.",
+			Help: "Rows the stream has acknowledged, duplicates included.",
 		}),
 		duplicates: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: metricDuplicates, ConstLabels: outbox,
-			Help: "Published rows that the stream had already.",
+			Help: "Acknowledged rows that the stream had already.",
 		}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: metricFailures, ConstLabels: outbox,
@@ -76,6 +77,14 @@ func newMetrics(table string, h *health) *metrics {
 			Name: metricRouted,
 			Help: "Dead letters opened by this process, by reason.",
 		}, []string{labelReason}),
+	}
+	// At 0 from the start: rate() does not see the first failure of a series
+	// that begins with it.
+	for _, class := range [...]string{"outage", "row", "permanent", "record"} { // of relay.Hooks
+		m.failures.WithLabelValues(class)
+	}
+	for _, reason := range [...]string{jetbox.ReasonMaxDeliveries, jetbox.ReasonTerminated} {
+		m.routed.WithLabelValues(reason)
 	}
 	shards := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: metricShards, ConstLabels: outbox,

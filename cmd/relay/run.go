@@ -45,10 +45,10 @@ func (f *runFlags) define(fs *flag.FlagSet) {
 	define(fs, &f.listen, "listen", "127.0.0.1:4222", someText, "`HOST:PORT` the embedded broker listens on; port 0 takes a free one, off none")
 	define(fs, &f.sync, "sync", syncPolicy{every: time.Second}, parseSync, "`TIME` after which the embedded broker has synced a message, or always")
 	define(fs, &f.batch, "batch", 500, positiveInt, "most `ROWS` claimed at once")
-	define(fs, &f.pollInterval, "poll-interval", 500*time.Millisecond, positiveDuration, "longest `TIME` an idle relay takes to find a row")
-	define(fs, &f.lease, "lease", 10*time.Second, positiveDuration, "`TIME` a silent relay keeps its rows")
+	define(fs, &f.pollInterval, "poll-interval", 500*time.Millisecond, atLeast(time.Millisecond), "longest `TIME` an idle relay takes to find a row")
+	define(fs, &f.lease, "lease", 10*time.Second, atLeast(100*time.Millisecond), "`TIME` a silent relay keeps its rows")
 	define(fs, &f.maxAttempts, "max-attempts", 10, positiveInt, "`NUMBER` of refusals after which a row is DEAD_LETTER; outages do not count")
-	define(fs, &f.backoff, "backoff", time.Second, positiveDuration, "`TIME` to wait after the first failure; doubles up to --max-backoff")
+	define(fs, &f.backoff, "backoff", time.Second, atLeast(time.Millisecond), "`TIME` to wait after the first failure; doubles up to --max-backoff")
 	define(fs, &f.maxBackoff, "max-backoff", time.Minute, positiveDuration, "longest `TIME` to wait after a failure")
 	define(fs, &f.onDead, "on-dead", string(relay.Skip), oneOf(string(relay.Skip), string(relay.Freeze)),
 		"`ACTION` for the ordering key of a row that is DEAD_LETTER:\nskip goes on without the row, freeze waits for a person")
@@ -57,7 +57,7 @@ func (f *runFlags) define(fs *flag.FlagSet) {
 		"`TIME` to keep published rows; 0 deletes them at once, archive moves them")
 	define(fs, &f.http, "http", "127.0.0.1:8090", someText, "`HOST:PORT` of /livez, /readyz and /metrics, or off")
 	define(fs, &f.httpToken, "http-token", "", someText, "`TOKEN` that requests which change something must bring")
-	define(fs, &f.drainTimeout, "drain-timeout", 10*time.Second, positiveDuration, "longest `TIME` to wait for PubAcks when stopping")
+	define(fs, &f.drainTimeout, "drain-timeout", 10*time.Second, atLeast(time.Millisecond), "longest `TIME` to wait for PubAcks when stopping")
 }
 
 // check refuses settings that cannot work together.

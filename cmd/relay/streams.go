@@ -131,6 +131,8 @@ func setupHint(err error) string {
 		return "start the server with JetStream (-js), or enable it for the account"
 	case errors.As(err, &api) && api.ErrorCode == codeSubjectOverlap:
 		return "another stream has these subjects: --stream names it, or --subjects takes others"
+	case errors.As(err, &api) && api.ErrorCode == codeReplicasNotSupported:
+		return "--replicas above 1 needs a cluster of at least as many servers"
 	}
 	return ""
 }

@@ -163,6 +163,18 @@ func positiveDuration(s string) (time.Duration, error) {
 	return d, err
 }
 
+// atLeast parses a duration not shorter than least, for settings that a library
+// would refuse otherwise, later and in its own words.
+func atLeast(least time.Duration) func(string) (time.Duration, error) {
+	return func(s string) (time.Duration, error) {
+		d, err := positiveDuration(s)
+		if err == nil && d < least {
+			return 0, fmt.Errorf("want at least %v", least)
+		}
+		return d, err
+	}
+}
+
 func oneOf(words ...string) func(string) (string, error) {
 	return func(s string) (string, error) {
 		if !slices.Contains(words, s) {
