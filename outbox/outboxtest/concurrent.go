@@ -28,7 +28,7 @@ const (
 type tracked struct {
 	key       string
 	committed bool // the commit has returned
-	undone    bool // the rollback has returned
+	undone    bool // the rollback has begun
 	seen      bool // a claim handed it out
 	recording int  // calls of Record under way that may record it
 	recorded  int  // calls of Record that have
@@ -213,12 +213,13 @@ func writeOnce(ctx context.Context, b *bench, c *checker, events []*jetbox.Event
 		ids = append(ids, id)
 	}
 	c.appended(ids, events)
-	if commit {
-		err = tx.Commit()
-	} else {
-		err = tx.Rollback()
+	if !commit {
+		// Before the rollback: after it, another transaction may get these ids.
+		c.ended(ids, false)
+		return tx.Rollback()
 	}
-	c.ended(ids, commit && err == nil)
+	err = tx.Commit()
+	c.ended(ids, err == nil)
 	return err
 }
 

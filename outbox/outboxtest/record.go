@@ -10,6 +10,7 @@ import (
 func recordScenarios() []scenario {
 	return []scenario{
 		{"only the rows named are recorded, not what lies between them", migrated(recordByID)},
+		{"each row gets its own sequence, however ids and sequences run", migrated(recordRuns)},
 		{"a record keeps what the broker said", migrated(recordKeeps)},
 		{"recording again, or a row that has ended, changes nothing", migrated(recordAgain)},
 		{"an outcome that is none leaves the whole batch unrecorded", migrated(recordNonsense)},
@@ -34,6 +35,40 @@ func recordByID(t *testing.T, b *bench) {
 	b.claimIDs(l, 5, ids[1], ids[3])
 	b.record(l, dead(ids[3], false))
 	b.claimIDs(l, 5, ids[1])
+}
+
+// A store may mark runs of rows at once. A run is one only when ids, sequences
+// and stream all go on.
+func recordRuns(t *testing.T, b *bench) {
+	ids := b.add(keyed("", 12)...)
+	l := b.lease("a")
+	b.claimIDs(l, 12, ids...)
+	want := map[int64]jetbox.Outcome{}
+	var outcomes []jetbox.Outcome
+	for _, o := range []struct {
+		row    int
+		stream string
+		seq    uint64
+	}{
+		{0, "A", 10}, {2, "A", 11}, {4, "A", 12}, // sequences run, ids do not
+		{5, "A", 14}, {6, "B", 15}, {7, "B", 16}, // one run of two
+		{8, "B", 16}, {9, "B", 0}, {10, "B", 0}, // a duplicate's, and unknown ones
+	} {
+		out := jetbox.Outcome{Pos: ids[o.row], State: jetbox.Published, Stream: o.stream, StreamSeq: o.seq}
+		outcomes = append(outcomes, out)
+		want[out.Pos] = out
+	}
+	b.record(l, outcomes...)
+	for _, id := range ids {
+		e, o := b.show(id), want[id]
+		state := jetbox.Processing
+		if o.Pos == id {
+			state = jetbox.Published
+		}
+		if e.State != state || e.Stream != o.Stream || e.StreamSeq != o.StreamSeq {
+			t.Errorf("row %d is %s at %d of stream %q, want %s at %d of %q", id, e.State, e.StreamSeq, e.Stream, state, o.StreamSeq, o.Stream)
+		}
+	}
 }
 
 func recordKeeps(t *testing.T, b *bench) {

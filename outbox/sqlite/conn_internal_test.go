@@ -316,3 +316,46 @@ func exec(t testing.TB, s *Store, query string, args ...any) {
 		t.Fatalf("%s: %v", query, err)
 	}
 }
+
+// Catalog BR-21: behind transactions of 100 ms, one after the other, the relay
+// got the lock only once in many seconds: it looked too seldom for the moment
+// between two of them.
+func TestRelayIsNotStarvedByTransactionsBackToBack(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	l, err := s.Acquire(t.Context(), "a", time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			err := inTxOnce(context.Background(), s.db, func(tx *sql.Tx) error {
+				time.Sleep(100 * time.Millisecond)
+				return s.Append(context.Background(), tx, &jetbox.Event{Subject: "s"})
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	defer writer.Wait()
+	defer close(stop)
+	const claims, most = 5, 10 * time.Second
+	began := time.Now()
+	for i := range claims {
+		if _, err := s.Claim(t.Context(), l, 1); err != nil {
+			t.Fatalf("claim %d after %v: %v", i, time.Since(began), err)
+		}
+		time.Sleep(150 * time.Millisecond) // the next one meets the lock again
+	}
+	if took := time.Since(began); took > most {
+		t.Errorf("%d claims took %v, want at most %v", claims, took, most)
+	}
+}
