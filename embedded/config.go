@@ -56,7 +56,7 @@ type Config struct {
 	MaxMemory int64
 
 	// Logger gets the server's warnings and errors, its notices at debug
-	// level. Default slog.Default().
+	// level. Default [slog.Default].
 	Logger *slog.Logger
 }
 

@@ -73,7 +73,7 @@ type Config struct {
 	// record them. Default 10s.
 	DrainTimeout time.Duration
 
-	// Logger takes what Run has nobody to return to. Default: slog.Default().
+	// Logger takes what Run has nobody to return to. Default [slog.Default].
 	Logger *slog.Logger
 
 	// Hooks are told what happens.

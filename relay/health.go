@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+
+	"github.com/nats-io/nats.go"
 )
 
 // Role is what a relay is doing.
@@ -96,6 +98,11 @@ func (h *health) setRole(role Role, holder string) (changed bool) {
 // fault notes that a part fails, or with a nil error that it works. Only changes
 // are logged.
 func (r *Relay) fault(ctx context.Context, p part, err error) {
+	if errors.Is(err, nats.ErrReconnectBufExceeded) {
+		// What the client says of a request while it has no connection: it may
+		// keep none back. The words are about a buffer nobody has.
+		err = nats.ErrDisconnected
+	}
 	r.health.mu.Lock()
 	before := r.health.faults[p]
 	if err != nil {

@@ -32,7 +32,7 @@ func TestHourWithoutBrokerDeadLettersNothing(t *testing.T) {
 		r.wantHealth(rel, true, "")
 		r.must(r.srv.Close())
 		time.Sleep(10 * time.Second)
-		r.wantHealth(rel, false, "broker")
+		r.wantHealth(rel, false, "broker: nats: server is disconnected")
 		var want []string
 		for i := range 20 {
 			r.append(event("events.a", "k", fmt.Sprint(i)))
