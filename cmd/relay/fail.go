@@ -81,7 +81,8 @@ func report(stderr io.Writer, err error) int {
 	}
 	// One line, whatever the cause looks like: scripts and log collectors read it.
 	cause := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
-	fmt.Fprintf(stderr, "relay: %s\n", cause)
+	// Package relay begins its errors with its name, which is also the program's.
+	fmt.Fprintf(stderr, "relay: %s\n", strings.TrimPrefix(cause, "relay: "))
 	if hint := hintOf(err); hint != "" {
 		fmt.Fprintf(stderr, "relay: hint: %s\n", hint)
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/seed-5e04d8fb/jetbox/outbox/sqlite"
@@ -87,16 +88,35 @@ func (g *globals) passwords() []string {
 	var out []string
 	for _, text := range append(strings.Split(g.nats, ","), g.db) {
 		u, err := url.Parse(strings.TrimSpace(text))
-		if err != nil || u.User == nil {
-			continue
-		}
-		if p, ok := u.User.Password(); ok {
-			out = append(out, p, url.QueryEscape(p), url.PathEscape(p))
-		} else {
-			out = append(out, u.User.Username())
+		switch {
+		case err != nil:
+			out = append(out, rawPassword(text)...)
+		case u.User == nil:
+		default:
+			if p, ok := u.User.Password(); ok {
+				out = append(out, p, url.QueryEscape(p), url.PathEscape(p))
+			} else {
+				out = append(out, u.User.Username())
+			}
 		}
 	}
 	return out
+}
+
+// rawPassword returns the secret of what is no URL because of it, a password
+// with a blank say: as it stands there, and as an error would quote it.
+func rawPassword(text string) []string {
+	_, rest, _ := strings.Cut(text, "://")
+	at := strings.LastIndexByte(rest, '@')
+	if at < 0 {
+		return nil
+	}
+	secret := rest[:at]
+	if _, password, ok := strings.Cut(secret, ":"); ok {
+		secret = password
+	}
+	quoted := strconv.Quote(secret)
+	return []string{secret, quoted[1 : len(quoted)-1]}
 }
 
 func (g *globals) logger(w io.Writer) *slog.Logger {

@@ -13,8 +13,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-const httpOff = "off"
-
 // httpStop bounds how long an answer in progress may take when stopping.
 const httpStop = 2 * time.Second
 

@@ -54,6 +54,24 @@ func FuzzMaskHidesPassword(f *testing.F) {
 	})
 }
 
+// A password with a blank or a quote makes the URL none: the error that says so
+// must not have it either.
+func TestPasswordThatBreaksItsURLIsHidden(t *testing.T) {
+	t.Parallel()
+	for _, password := range []string{"hunter 22", `hun"ter22`, "hunter\t22", "hunter%zz22"} {
+		for _, user := range []string{"", "app:"} {
+			var stdout, stderr bytes.Buffer
+			args := []string{"dlq", "list", "--nats", "nats://" + user + password + "@127.0.0.1:1"}
+			if code := run(t.Context(), args, nil, strings.NewReader(""), &stdout, &stderr); code != exitFailed {
+				t.Errorf("%q: exit status %d, want %d", args, code, exitFailed)
+			}
+			if text := stdout.String() + stderr.String(); strings.Contains(text, "22") || !strings.Contains(text, masked) {
+				t.Errorf("%q: printed %s", args, text)
+			}
+		}
+	}
+}
+
 func TestRedactorHidesSecretsEverywhere(t *testing.T) {
 	t.Parallel()
 	var r redactor

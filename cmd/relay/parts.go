@@ -100,7 +100,7 @@ func (p *parts) openStore(ctx context.Context) error {
 }
 
 func (p *parts) openHTTP(ctx context.Context) error {
-	if p.flags.http == httpOff {
+	if p.flags.http == listenOff {
 		return nil
 	}
 	mux := newMux(p.health, p.metrics.registry, p.app.secrets)

@@ -15,6 +15,7 @@ import (
 // the server's own default (nats-server 2.15).
 const foreignSync = 2 * time.Minute
 
+// listenOff, as --listen or --http, opens no port.
 const listenOff = "off"
 
 // runFlags are the flags of relay run.
@@ -42,7 +43,7 @@ func (f *runFlags) define(fs *flag.FlagSet) {
 	fs.BoolVar(&f.noSetup, "no-setup", false, "do not create missing tables and streams")
 	define(fs, &f.replicas, "replicas", 1, positiveInt, "`NUMBER` of servers that keep a stream created here")
 	define(fs, &f.dataDir, "data-dir", "jetbox-data", someText, "`DIR` of the embedded broker's streams")
-	define(fs, &f.listen, "listen", "127.0.0.1:4222", someText, "`HOST:PORT` the embedded broker listens on; port 0 takes a free one, off none")
+	define(fs, &f.listen, "listen", "127.0.0.1:4222", hostPort, "`HOST:PORT` the embedded broker listens on; port 0 takes a free one, off none")
 	define(fs, &f.sync, "sync", syncPolicy{every: time.Second}, parseSync, "`TIME` after which the embedded broker has synced a message, or always")
 	define(fs, &f.batch, "batch", 500, positiveInt, "most `ROWS` claimed at once")
 	define(fs, &f.pollInterval, "poll-interval", 500*time.Millisecond, atLeast(time.Millisecond), "longest `TIME` an idle relay takes to find a row")
@@ -55,7 +56,7 @@ func (f *runFlags) define(fs *flag.FlagSet) {
 	fs.BoolVar(&f.notify, "notify", true, "let the database wake the relay (PostgreSQL)")
 	define(fs, &f.retention, "retention", retention{keep: 24 * time.Hour}, parseRetention,
 		"`TIME` to keep published rows; 0 deletes them at once, archive moves them")
-	define(fs, &f.http, "http", "127.0.0.1:8090", someText, "`HOST:PORT` of /livez, /readyz and /metrics, or off")
+	define(fs, &f.http, "http", "127.0.0.1:8090", hostPort, "`HOST:PORT` of /livez, /readyz and /metrics, or off")
 	define(fs, &f.httpToken, "http-token", "", someText, "`TOKEN` that requests which change something must bring")
 	define(fs, &f.drainTimeout, "drain-timeout", 10*time.Second, atLeast(time.Millisecond), "longest `TIME` to wait for PubAcks when stopping")
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"os"
 	"path/filepath"
@@ -188,5 +189,15 @@ func TestOverlappingSubjects(t *testing.T) {
 		if got := overlap(tt.b, tt.a); got != tt.want {
 			t.Errorf("overlap(%q, %q) = %v, want %v", tt.b, tt.a, got, tt.want)
 		}
+	}
+}
+
+// Package relay and the program have one name; an error says it once.
+func TestReportNamesTheProgramOnce(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	code := report(&b, usageError{errors.New("relay: Source has 300 bytes\nwant at most 256")})
+	if want := "relay: Source has 300 bytes; want at most 256\n"; code != exitUsage || b.String() != want {
+		t.Errorf("report wrote %q with status %d, want %q with %d", b.String(), code, want, exitUsage)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -173,6 +174,21 @@ func atLeast(least time.Duration) func(string) (time.Duration, error) {
 		}
 		return d, err
 	}
+}
+
+// hostPort parses where to listen: HOST:PORT or off.
+func hostPort(s string) (string, error) {
+	if s == listenOff {
+		return s, nil
+	}
+	_, port, err := net.SplitHostPort(s)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
+		return "", errors.New("want HOST:PORT or off")
+	}
+	return s, nil
 }
 
 func oneOf(words ...string) func(string) (string, error) {
