@@ -14,6 +14,10 @@ const (
 	// sleepBatch how many it puts to sleep: a writer waits for neither long.
 	wakeBatch  = 300
 	sleepBatch = 1000
+
+	// claimBytes ends a claim early whose payloads are long: a batch is in
+	// memory as a whole, some of it twice while it is on its way.
+	claimBytes = 16 << 20
 )
 
 // Claim returns up to n rows that may go now, lowest id first, and records the
@@ -138,7 +142,7 @@ func (s *Store) ready(ctx context.Context, tx *sql.Tx, c *claim) ([]candidate, e
 	}
 	defer rows.Close()
 	found := make([]candidate, 0, c.limit)
-	for rows.Next() {
+	for size := 0; size < claimBytes && rows.Next(); {
 		var f candidate
 		var later bool
 		var behind, overtakes sql.NullBool // NULL without an aggregate ID
@@ -152,6 +156,7 @@ func (s *Store) ready(ctx context.Context, tx *sql.Tx, c *claim) ([]candidate, e
 			f.hold = holdBehind
 		}
 		f.overtakes = overtakes.Bool
+		size += len(f.payload)
 		found = append(found, f)
 	}
 	return found, rows.Err()

@@ -271,3 +271,40 @@ func TestSleepingRowWhoseTimeIsSetToNullIsDue(t *testing.T) {
 		t.Errorf("claim after available_at = NULL gave %d rows, %v, want both", len(rows), err)
 	}
 }
+
+// Catalog BR-16: 500 payloads of 900 kB were claimed at once, and took 600 MB.
+func TestLongPayloadsAreClaimedAFewAtATime(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	const rows, size = 60, 900_000
+	if _, err := s.db.Exec(`WITH RECURSIVE c(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM c WHERE i < ?)
+		INSERT INTO outbox (subject, payload) SELECT 's', zeroblob(?) FROM c`, rows, size); err != nil {
+		t.Fatal(err)
+	}
+	l, err := s.Acquire(t.Context(), "a", time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := 0
+	for got < rows {
+		claimed, err := s.Claim(t.Context(), l, 500)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(claimed); n == 0 || n > claimBytes/size+1 {
+			t.Fatalf("claimed %d payloads of %d bytes, %d before: want some, and not more than fit %d bytes",
+				n, size, got, claimBytes)
+		}
+		outcomes := make([]jetbox.Outcome, len(claimed))
+		for i, r := range claimed {
+			if r.Pos != int64(got+i+1) {
+				t.Fatalf("claim %d is row %d, want the lowest first", got+i, r.Pos)
+			}
+			outcomes[i] = jetbox.Outcome{Pos: r.Pos, State: jetbox.Published}
+		}
+		if err := s.Record(t.Context(), l, outcomes); err != nil {
+			t.Fatal(err)
+		}
+		got += len(claimed)
+	}
+}
