@@ -69,6 +69,11 @@ func (r *record) event() (jetbox.Event, error) {
 		ev.NotBefore = time.UnixMilli(r.availableAt.Int64).UTC()
 	}
 	ev = ev.WithDefaults(time.Time{})
+	if r.eventID == "" {
+		// Raw SQL may bring it. A fresh ID each time it is looked at would be
+		// taken for the row's own.
+		ev.ID, ev.Key = "", r.key.String
+	}
 	headers, err := parseHeaders(r.headers)
 	if err != nil {
 		return ev, fmt.Errorf("%w: headers column: %w", jetbox.ErrInvalidEvent, err)

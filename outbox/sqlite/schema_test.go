@@ -211,6 +211,19 @@ func TestExplicitNullTakesTheDefault(t *testing.T) {
 
 // SQLite reuses row ids without AUTOINCREMENT: a new row would come before old
 // ones of its key, or under the id of one that is recorded just now.
+// An empty event ID is not NULL and no default replaces it: the row is parked,
+// and whoever looks at it sees what is there and not an ID made up on the way.
+func TestEmptyEventIDIsShownAsItIs(t *testing.T) {
+	t.Parallel()
+	s, _ := migrated(t)
+	mustExec(t, s.DB(), `INSERT INTO outbox (subject, payload, event_id, idempotency_key)
+		VALUES ('events.a', '1', '', NULL)`)
+	e, err := s.Show(t.Context(), 1)
+	if err != nil || e.Event.ID != "" || e.Event.Key != "" {
+		t.Errorf("Show: event ID %q, key %q, err %v, want neither ID nor key", e.Event.ID, e.Event.Key, err)
+	}
+}
+
 func TestIDsAreNeverUsedAgain(t *testing.T) {
 	t.Parallel()
 	s, _ := migrated(t)
