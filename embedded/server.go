@@ -32,6 +32,7 @@ type Server struct {
 	peers *peering // nil for a server that stands alone
 
 	current atomic.Pointer[server.Server] // nil while closed
+	log     atomic.Pointer[serverLog]     // of the current server, or the last one
 
 	mu   sync.Mutex // serializes Close and Restart
 	lock *os.File   // guarded by mu; nil while closed
@@ -88,6 +89,19 @@ func (s *Server) InProcessConn() (net.Conn, error) {
 		return nil, ErrClosed
 	}
 	return ns.InProcessConn()
+}
+
+// Err returns why the server stores nothing any more, or nil. A full disk is the
+// usual cause. The server remembers it also when there is room again, until
+// [Server.Restart].
+func (s *Server) Err() error {
+	if s.current.Load() == nil {
+		return ErrClosed
+	}
+	if text := s.log.Load().broken.Load(); text != nil {
+		return fmt.Errorf("nats-server: %s", *text)
+	}
+	return nil
 }
 
 // ClientURL returns the URL for other programs on this machine, "" without a
@@ -178,6 +192,7 @@ func (s *Server) start(ctx context.Context) error {
 	}
 	s.pinPort(ns)
 	s.lock = lock
+	s.log.Store(log)
 	s.current.Store(ns)
 	return nil
 }

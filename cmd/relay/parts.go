@@ -311,6 +311,9 @@ func (p *parts) run(ctx context.Context) error {
 		defer stopRelay()
 		routerErr = p.router.Run(routerCtx)
 	})
+	if p.broker != nil {
+		wg.Go(func() { heal(routerCtx, p.broker, p.app.log) })
+	}
 	err := p.relay.Run(relayCtx)
 	stopRouter()
 	wg.Wait()
