@@ -203,7 +203,10 @@ func (s *session) prune() {
 	if s.cfg.Archive {
 		keep = 0
 	}
-	every := min(time.Minute, max(time.Second, keep/10))
+	every := time.Minute
+	if keep > 0 {
+		every = min(every, max(time.Second, keep/10))
+	}
 	for s.ctx.Err() == nil {
 		_, err := p.Prune(s.ctx, s.lease, time.Now().Add(-keep), s.cfg.Archive)
 		if err != nil && s.ctx.Err() == nil && !errors.Is(err, jetbox.ErrLeaseLost) {

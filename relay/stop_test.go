@@ -11,6 +11,8 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/outbox/sqlite"
 	"github.com/seed-5e04d8fb/jetbox/relay"
 )
 
@@ -136,4 +138,36 @@ func TestRetentionBelowTheWindowIsRefused(t *testing.T) {
 			r.t.Fatalf("New: %v", err)
 		}
 	})
+}
+
+// pruneCounter counts how often its relay looks for what to prune.
+type pruneCounter struct {
+	*sqlite.Store
+	calls int
+}
+
+func (p *pruneCounter) Prune(ctx context.Context, l jetbox.Lease, before time.Time, archive bool) (int, error) {
+	p.calls++
+	return p.Store.Prune(ctx, l, before, archive)
+}
+
+// With rows removed as they are recorded, an idle relay went through the whole
+// table each second: a third of a core with a million scheduled rows.
+func TestRelayThatDeletesAtOnceSeldomLooksForOldRows(t *testing.T) {
+	for name, cfg := range map[string]relay.Config{
+		"delete":  {Retention: relay.DeleteAtOnce},
+		"archive": {Archive: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(r *rig) {
+				src := &pruneCounter{Store: r.store}
+				_, stop := r.start(src, cfg)
+				time.Sleep(10*time.Minute + time.Second)
+				stop()
+				if src.calls < 5 || src.calls > 11 {
+					r.t.Fatalf("looked %d times in ten minutes, want about one a minute", src.calls)
+				}
+			})
+		})
+	}
 }
