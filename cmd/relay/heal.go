@@ -50,7 +50,10 @@ func heal(ctx context.Context, b broken, log *slog.Logger) {
 			continue
 		}
 		log.LogAttrs(ctx, slog.LevelWarn, "embedded broker failed to write and is restarted, its disk has room", slog.Any("err", cause))
-		if err := b.Restart(ctx); err != nil {
+		restart, cancel := context.WithTimeout(ctx, recoverTimeout)
+		err := b.Restart(restart)
+		cancel()
+		if err != nil {
 			log.LogAttrs(ctx, slog.LevelError, "embedded broker does not start again, will retry", slog.Any("err", err))
 		}
 	}

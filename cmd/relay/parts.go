@@ -19,6 +19,11 @@ import (
 	"github.com/seed-5e04d8fb/jetbox/relay"
 )
 
+// recoverTimeout bounds the start of the embedded broker. After a kill it reads
+// its store: with many gigabytes that takes minutes, which a process that gives
+// up and is started again never gets through.
+const recoverTimeout = time.Hour
+
 // parts are what relay run opens, in this order, and closes in the reverse one.
 type parts struct {
 	app    *app
@@ -143,7 +148,9 @@ func (p *parts) startEmbedded(ctx context.Context) error {
 	if !f.sync.always {
 		cfg.Sync = f.sync.every
 	}
-	s, err := embedded.Start(ctx, cfg)
+	startCtx, cancel := context.WithTimeout(ctx, recoverTimeout)
+	defer cancel()
+	s, err := embedded.Start(startCtx, cfg)
 	if err != nil {
 		return err
 	}
