@@ -314,17 +314,17 @@ func (m *monkey) consumers(ctx context.Context, r *rand.Rand) {
 		m.t.Errorf("ledger: %v", err)
 		return
 	}
-	var mu sync.Mutex // guards r
-	fail := func() int {
+	var mu sync.Mutex // guards r, which the handlers share with the loop
+	roll := func(n int) int {
 		mu.Lock()
 		defer mu.Unlock()
-		return r.IntN(100)
+		return r.IntN(n)
 	}
 	handler := consumer.Once(led, func(ctx context.Context, tx *sql.Tx, d *consumer.Delivery) error {
 		if _, err := tx.ExecContext(ctx, "INSERT INTO shipped VALUES (?, 1)", string(d.Payload)); err != nil {
 			return err
 		}
-		switch n := fail(); {
+		switch n := roll(100); {
 		case d.Subject == "events.poison" && n < 50:
 			return jetbox.Permanent(errors.New("poison"))
 		case d.Subject == "events.poison":
@@ -360,9 +360,9 @@ func (m *monkey) consumers(ctx context.Context, r *rand.Rand) {
 		run, stop := context.WithCancel(ctx)
 		done := make(chan error, 1)
 		go func() { done <- c.Run(run) }()
-		if !m.running(time.Duration(r.IntN(15000)) * time.Millisecond) {
+		if !m.running(time.Duration(roll(15000)) * time.Millisecond) {
 			<-ctx.Done()
-		} else if r.IntN(2) == 0 {
+		} else if roll(2) == 0 {
 			box.Cut(true) // acks on their way are lost
 		}
 		stop()
