@@ -157,22 +157,28 @@ func (s *session) failed(row jetbox.Row, err error) jetbox.Outcome {
 // missing: as after this many failures, since each try costs a whole ackTimeout.
 const restAttempt = 4
 
+// flowQuiet is how long nothing may have been stored before rows that sleep for an
+// outage of their own make the relay not ready: less than the 30 s in which
+// trouble must be visible, and long enough not to change with every batch.
+const flowQuiet = 20 * time.Second
+
 // rested notes whether rows of a batch were put to sleep for an outage of their
-// own: while nothing flows beside them the relay is not ready, until they have
-// had their next try.
+// own, and whether others flow. The first is believed until they have had their
+// next try.
 func (s *session) rested(err error, flows bool) {
-	switch {
-	case flows:
-		s.resting = nil
-	case err != nil:
+	if flows {
+		s.flowed = time.Now()
+	}
+	if err != nil {
 		s.resting, s.restingUntil = err, time.Now().Add(2*s.retry.After(restAttempt)+ackTimeout)
 	}
 }
 
 // publishFault notes what keeps rows from being published: an outage, or what
-// puts them to sleep.
+// puts them to sleep while nothing flows beside them.
 func (s *session) publishFault(outage error) {
-	if outage == nil && time.Now().Before(s.restingUntil) {
+	now := time.Now()
+	if outage == nil && now.Before(s.restingUntil) && now.Sub(s.flowed) > flowQuiet {
 		outage = s.resting
 	}
 	s.fault(s.ctx, partPublish, outage)

@@ -78,7 +78,7 @@ func (r *Relay) explain(m message, err error) error {
 		headers, payload := sizes(m.msg)
 		return fmt.Errorf("%w: %d bytes of headers and %d of payload, stream %s takes %d together",
 			err, headers, payload, m.stream, r.streams.maxMsgSize())
-	case classify(err) == classOutage:
+	case classify(err) == classOutage && !errors.Is(err, errDenied):
 		// A denied publish has no answer at all: it shows as a timeout, and on
 		// the connection (nats-server 2.15).
 		last := r.streams.js.Conn().LastError()

@@ -53,10 +53,11 @@ var (
 // the next of a key follows when the one before is stored, since a pipelined
 // publish whose predecessor fails would be stored all the same.
 type pubAckEngine struct {
-	js jetstream.JetStream
+	js      jetstream.JetStream
+	denials *denials
 }
 
-func newPubAckEngine(js jetstream.JetStream, batch int) (*pubAckEngine, error) {
+func newPubAckEngine(js jetstream.JetStream, batch int, denials *denials) (*pubAckEngine, error) {
 	// A context of our own on the caller's connection: acknowledgements that
 	// never come must time out, or they fill the window for good.
 	own, err := jetstream.New(js.Conn(),
@@ -65,7 +66,7 @@ func newPubAckEngine(js jetstream.JetStream, batch int) (*pubAckEngine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("relay: set up publishing: %w", err)
 	}
-	return &pubAckEngine{js: own}, nil
+	return &pubAckEngine{own, denials}, nil
 }
 
 func (e *pubAckEngine) close() { e.js.CleanupPublisher() }
@@ -86,18 +87,19 @@ func (e *pubAckEngine) publish(ctx context.Context, batch []message, maySend fun
 			if down[batch[i].stream] || !maySend() {
 				continue
 			}
+			at := time.Now()
 			future, err := e.js.PublishMsgAsync(batch[i].msg, jetstream.WithRetryAttempts(0))
 			if err != nil {
 				results[i].err = err
 				down[batch[i].stream] = down[batch[i].stream] || classify(err) == classOutage
 				continue
 			}
-			onWire = append(onWire, sent{i, future, time.Now()})
+			onWire = append(onWire, sent{i, future, at})
 		}
 		for _, s := range onWire {
 			m := batch[s.index]
-			results[s.index] = await(ctx, s, m.stream)
-			if err := results[s.index].err; err != nil && classify(err) == classOutage {
+			results[s.index] = e.await(ctx, s, m)
+			if err := results[s.index].err; err != nil && classify(err) == classOutage && !errors.Is(err, errDenied) {
 				down[m.stream] = true
 			}
 		}
@@ -105,17 +107,25 @@ func (e *pubAckEngine) publish(ctx context.Context, batch []message, maySend fun
 	return results
 }
 
-func await(ctx context.Context, s sent, stream string) result {
+func (e *pubAckEngine) await(ctx context.Context, s sent, m message) result {
 	var r result
-	select {
-	case r.ack = <-s.future.Ok():
-	case r.err = <-s.future.Err():
-	case <-ctx.Done():
-		r.err = fmt.Errorf("%w: %w", errNoAck, ctx.Err())
+	for r.ack == nil && r.err == nil {
+		denied, changed := e.denials.since(m.msg.Subject, s.at)
+		if denied {
+			r.err = fmt.Errorf("%w for subject %s", errDenied, m.msg.Subject)
+			break
+		}
+		select {
+		case r.ack = <-s.future.Ok():
+		case r.err = <-s.future.Err():
+		case <-changed:
+		case <-ctx.Done():
+			r.err = fmt.Errorf("%w: %w", errNoAck, ctx.Err())
+		}
 	}
 	r.took = time.Since(s.at)
-	if r.ack != nil && (r.ack.Stream != stream || r.ack.Sequence == 0) {
-		r.err = fmt.Errorf("%w %s: stream %q, sequence %d", errWrongAck, stream, r.ack.Stream, r.ack.Sequence)
+	if r.ack != nil && (r.ack.Stream != m.stream || r.ack.Sequence == 0) {
+		r.err = fmt.Errorf("%w %s: stream %q, sequence %d", errWrongAck, m.stream, r.ack.Stream, r.ack.Sequence)
 		r.ack = nil
 	}
 	return r

@@ -245,7 +245,7 @@ func TestRelayWhoseRowsAllSleepInAnOutageIsNotReady(t *testing.T) {
 		r.append(event("events.a", "", "4"))
 		time.Sleep(100 * time.Millisecond)
 		r.wantHealth(rel, true, "") // rows flow
-		time.Sleep(15 * time.Second)
+		time.Sleep(25 * time.Second)
 		r.wantHealth(rel, false, "maximum messages exceeded")
 		r.must(other.Purge(ctx))
 		r.append(event("events.a", "", "5"))

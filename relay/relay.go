@@ -22,6 +22,7 @@ type Relay struct {
 	cfg     Config
 	owner   string
 	streams *streams
+	denials *denials
 	engine  engine
 	retry   delay.Policy
 	wake    chan struct{}
@@ -44,7 +45,8 @@ func New(src Source, js jetstream.JetStream, cfg Config) (*Relay, error) {
 		return nil, errors.New("relay: New needs a source and a JetStream context, one is nil")
 	}
 	streams := newStreams(js, cfg.Stream)
-	eng, err := newPubAckEngine(js, cfg.Batch)
+	denied := new(denials)
+	eng, err := newPubAckEngine(js, cfg.Batch, denied)
 	if err != nil {
 		return nil, err
 	}
@@ -53,6 +55,7 @@ func New(src Source, js jetstream.JetStream, cfg Config) (*Relay, error) {
 		cfg:     cfg,
 		owner:   uuid.NewString(),
 		streams: streams,
+		denials: denied,
 		engine:  eng,
 		retry:   delay.Policy{Initial: cfg.Backoff, Max: cfg.MaxBackoff},
 		wake:    make(chan struct{}, 1),
@@ -83,6 +86,7 @@ func (r *Relay) run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer r.engine.close()
 	defer wg.Wait()
+	defer r.denials.watch(r.streams.js.Conn())()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	wg.Go(func() { r.watchBroker(ctx, cancel) })

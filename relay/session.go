@@ -28,9 +28,10 @@ type session struct {
 	until atomic.Int64
 
 	// resting is why rows sleep that are not refused for themselves, until when
-	// that is to be believed.
+	// that is to be believed, and flowed is when others were stored last.
 	resting      error
 	restingUntil time.Time
+	flowed       time.Time
 }
 
 // extend sets the end of the lease, counted from before it was asked for.
