@@ -91,13 +91,16 @@ func NewRouter(letters *Letters, cfg RouterConfig) (*Router, error) {
 // is created when missing and otherwise used as it is.
 func (r *Router) Run(ctx context.Context) error {
 	log := r.letters.cfg.Logger.With(slog.String("stream", r.cfg.EventStream), slog.String("consumer", r.cfg.Durable))
+	var said string // the last failure that was logged, until the router has worked for a while
 	for failures := 0; ctx.Err() == nil; {
 		began := time.Now()
 		err := r.route(ctx, log)
 		if time.Since(began) > r.cfg.MaxBackoff {
-			failures = 0
+			failures, said = 0, ""
 		}
-		if failures++; failures == 1 && ctx.Err() == nil {
+		failures++
+		if ctx.Err() == nil && err.Error() != said {
+			said = err.Error()
 			log.LogAttrs(ctx, slog.LevelWarn, "dead-letter router interrupted, will retry", slog.Any("err", err))
 		}
 		_ = sleep(ctx, r.delay.After(failures))

@@ -1,9 +1,11 @@
 package dlq
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -424,6 +426,29 @@ func TestRouterOutlivesWhatItDependsOn(t *testing.T) {
 		time.Sleep(time.Minute)
 		fail("k3")
 		w.wantSeqs(Filter{}, 1, 2, 3)
+	})
+}
+
+// A router told only its first failure: when its consumer had been deleted, and
+// then the whole stream of advisories, the log said nothing of the second.
+func TestRouterThatLosesItsStreamSaysSo(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		var log bytes.Buffer
+		letters := w.newLetters(w.js, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		stop := w.runRouter(letters, RouterConfig{})
+		time.Sleep(10 * time.Second)
+		if err := w.js.DeleteConsumer(t.Context(), "JETBOX_ADVISORIES", "router-EVENTS"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		if err := w.js.DeleteStream(t.Context(), "JETBOX_ADVISORIES"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(30 * time.Second)
+		stop()
+		if !strings.Contains(log.String(), "stream not found") {
+			t.Errorf("30 s after the stream was deleted the log has\n%s", log.String())
+		}
 	})
 }
 
