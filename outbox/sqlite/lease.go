@@ -38,6 +38,9 @@ func (s *Store) Acquire(ctx context.Context, owner string, length time.Duration)
 }
 
 func (s *Store) acquire(ctx context.Context, owner string, length time.Duration) (jetbox.Lease, error) {
+	if err := s.replaced(); err != nil {
+		return jetbox.Lease{}, err
+	}
 	var lease jetbox.Lease
 	err := retryBusy(ctx, func(ctx context.Context) error {
 		now := time.Now()

@@ -1,6 +1,10 @@
 package sqlite
 
 import (
+	"errors"
+	"io/fs"
+	"os"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -117,4 +121,36 @@ func TestClockSetBackNeitherFreezesNorStealsTheLease(t *testing.T) {
 			t.Error("Record under the old lease succeeded")
 		}
 	})
+}
+
+// A file that was moved away, and restored from a copy, was relayed from no more,
+// by a relay that went on with the old one and was ready.
+func TestLeaseOfAFileThatWasReplacedIsRefused(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("an open file cannot be moved there")
+	}
+	s := newStore(t)
+	if _, err := s.Acquire(t.Context(), "a", time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	path := s.file(t)
+	if err := os.Rename(path, path+".old"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Acquire(t.Context(), "a", time.Minute); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Acquire with the file moved away = %v, want %v", err, fs.ErrNotExist)
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Acquire(t.Context(), "a", time.Minute); err == nil {
+		t.Error("Acquire with another file in its place: no error")
+	}
+	if err := os.Rename(path+".old", path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Acquire(t.Context(), "a", time.Minute); err != nil {
+		t.Errorf("Acquire with the file back in its place: %v", err)
+	}
 }

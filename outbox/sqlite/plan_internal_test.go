@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"database/sql/driver"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -77,8 +78,12 @@ func newWatchedStore(t *testing.T) (*Store, *watched) {
 		t.Cleanup(func() { db.Close() })
 		return db
 	}
-	s := &Store{table: DefaultTable, db: pool(writerSettings, 1), relay: pool(relaySettings, 1)}
+	s := &Store{table: DefaultTable, db: pool(writerSettings, 1), relay: pool(relaySettings, 1), path: path}
 	if err := s.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if s.opened, err = os.Stat(path); err != nil {
 		t.Fatal(err)
 	}
 	clear(w.queries)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 )
@@ -37,6 +38,9 @@ type Store struct {
 	db    *sql.DB
 	relay *sql.DB
 
+	path   string      // absolute
+	opened os.FileInfo // what stood there then
+
 	mu       sync.Mutex // guards what follows
 	seen     observedLease
 	changes  int64     // the file's last data_version, as the relay's connection sees it
@@ -59,7 +63,28 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
-	return &Store{table: cfg.Table, db: db, relay: relay}, nil
+	s := &Store{table: cfg.Table, db: db, relay: relay}
+	if s.path, err = filepath.Abs(cfg.Path); err == nil {
+		s.opened, err = os.Stat(s.path)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open outbox: %w", err), s.Close())
+	}
+	return s, nil
+}
+
+// replaced is an error when the file is not the one that was opened: writers that
+// come now use another, as after a restore, and nobody would relay what they
+// commit.
+func (s *Store) replaced() error {
+	now, err := os.Stat(s.path)
+	if err == nil && !os.SameFile(now, s.opened) {
+		err = errors.New("another file has taken its place")
+	}
+	if err != nil {
+		return fmt.Errorf("the file is not the one that was opened, restart to use the new one: %w", err)
+	}
+	return nil
 }
 
 // Close releases the file. Stop the relay first.
