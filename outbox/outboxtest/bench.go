@@ -324,7 +324,7 @@ func (b *bench) dump() string {
 // eventually polls until ok, and tells the last state when it never is.
 func (b *bench) eventually(what string, ok func() (done bool, state string)) {
 	b.t.Helper()
-	const patience, step = 20 * time.Second, 2 * time.Millisecond
+	const patience, step = 60 * time.Second, 2 * time.Millisecond
 	deadline := time.Now().Add(patience)
 	for {
 		done, state := ok()

@@ -197,6 +197,11 @@ func write(t *testing.T, b *bench, c *checker, rng *rand.Rand) {
 
 func writeOnce(ctx context.Context, b *bench, c *checker, events []*jetbox.Event, commit bool) error {
 	tx, err := b.DB().BeginTx(ctx, nil)
+	for tries := 0; err != nil && tries < 10; tries++ {
+		// Eight writers on a slow machine may wait longer for a lock than a
+		// database lets them. Nothing has happened yet: begin again.
+		tx, err = b.DB().BeginTx(ctx, nil)
+	}
 	if err != nil {
 		return err
 	}
