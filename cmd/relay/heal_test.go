@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"path/filepath"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,18 +13,36 @@ import (
 
 // brokenBroker fails to write until it is restarted.
 type brokenBroker struct {
+	mu       sync.Mutex // guards what follows
 	dir      string
 	err      error
 	restarts int
 }
 
-func (b *brokenBroker) Err() error  { return b.err }
-func (b *brokenBroker) Dir() string { return b.dir }
+func (b *brokenBroker) Err() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.err
+}
+
+func (b *brokenBroker) Dir() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.dir
+}
 
 func (b *brokenBroker) Restart(context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.restarts++
 	b.err = nil
 	return nil
+}
+
+func (b *brokenBroker) set(dir string, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.dir, b.err = dir, err
 }
 
 // Catalog BR-34: after a full disk the embedded broker refused everything until
@@ -49,7 +68,7 @@ func TestEmbeddedBrokerIsRestartedWhenItsDiskHasRoomAgain(t *testing.T) {
 			{"the disk has room", dir, errors.New("no space left on device"), 1},
 			{"it works again", dir, nil, 1},
 		} {
-			b.dir, b.err = step.dir, step.err
+			b.set(step.dir, step.err)
 			time.Sleep(time.Minute)
 			synctest.Wait()
 			if b.restarts != step.want {
