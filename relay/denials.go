@@ -19,9 +19,10 @@ type denials struct {
 	changed chan struct{}        // closed by the next one
 }
 
-// watch notes what the server refuses on a connection, beside the handler that it
-// has, until stop is called.
-func (d *denials) watch(nc *nats.Conn) (stop func()) {
+// watch notes what the server refuses on a connection, in front of the handler
+// that it has. It stays there: taking it away again would take along what another
+// relay on the connection has put in front since.
+func (d *denials) watch(nc *nats.Conn) {
 	before := nc.ErrorHandler()
 	nc.SetErrorHandler(func(nc *nats.Conn, sub *nats.Subscription, err error) {
 		d.note(err)
@@ -29,7 +30,6 @@ func (d *denials) watch(nc *nats.Conn) (stop func()) {
 			before(nc, sub, err)
 		}
 	})
-	return func() { nc.SetErrorHandler(before) }
 }
 
 func (d *denials) note(err error) {

@@ -35,7 +35,9 @@ type Relay struct {
 //
 // Connect with nats.MaxReconnects(-1), so that an outage of any length ends by
 // itself, and nats.ReconnectBufSize(-1), so that a publish during one fails at
-// once instead of being stored later, out of order.
+// once instead of being stored later, out of order. Run puts an error handler in
+// front of the connection's own, because a publish that the server denies shows
+// nowhere else.
 func New(src Source, js jetstream.JetStream, cfg Config) (*Relay, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -86,7 +88,7 @@ func (r *Relay) run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer r.engine.close()
 	defer wg.Wait()
-	defer r.denials.watch(r.streams.js.Conn())()
+	r.denials.watch(r.streams.js.Conn())
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	wg.Go(func() { r.watchBroker(ctx, cancel) })
