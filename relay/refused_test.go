@@ -89,6 +89,28 @@ func TestUnroutableRowsAreParkedAndOthersFlow(t *testing.T) {
 	})
 }
 
+// A row that holds its key and is deleted or marked by hand is never settled: what
+// waits behind it comes all the same.
+func TestKeyGoesOnWhenItsHolderIsTakenAwayByHand(t *testing.T) {
+	for _, byHand := range []string{
+		"DELETE FROM outbox WHERE id = 1",
+		"UPDATE outbox SET status = 'PUBLISHED' WHERE id = 1",
+	} {
+		t.Run(byHand[:6], func(t *testing.T) {
+			inBubble(t, func(r *rig) {
+				r.append(event("nowhere.a", "k", "held"), event("events.a", "k", "1"), event("events.a", "k", "2"))
+				_, stop := r.start(r.store, relay.Config{Backoff: time.Hour, MaxBackoff: time.Hour})
+				defer stop()
+				time.Sleep(10 * time.Second)
+				r.wantPayloads()
+				r.exec(byHand)
+				time.Sleep(2 * time.Minute)
+				r.wantPayloads("1", "2")
+			})
+		})
+	}
+}
+
 func TestOnDeadSaysWhetherTheKeyGoesOn(t *testing.T) {
 	for _, tt := range []struct {
 		onDead relay.OnDead

@@ -9,7 +9,8 @@ import (
 
 // Source is where a Relay takes events from. All methods must be safe for
 // concurrent use. Those that take a lease are fenced: once another relay has
-// taken over they change nothing and return jetbox.ErrLeaseLost.
+// taken over they change nothing and return jetbox.ErrLeaseLost, or nil when there
+// was nothing to change.
 type Source interface {
 	Leaser
 

@@ -28,6 +28,9 @@ const (
 // earlier row of their key) are put to sleep, out of the index of ready rows, so
 // that they cost the next claims nothing; rows whose time has come are woken.
 func (s *Store) Claim(ctx context.Context, l jetbox.Lease, n int) ([]jetbox.Row, error) {
+	if err := s.sweep(ctx, l); err != nil {
+		return nil, fmt.Errorf("claim rows of outbox %q: %w", s.table, err)
+	}
 	for {
 		c := claim{limit: n, now: time.Now().UnixMilli()}
 		idle, err := s.idle(ctx, c.now)

@@ -30,6 +30,9 @@ type observedLease struct {
 // expired too, whatever its time says: a clock that was set back must not freeze
 // the outbox.
 func (s *Store) Acquire(ctx context.Context, owner string, length time.Duration) (jetbox.Lease, error) {
+	if owner == "" {
+		return jetbox.Lease{}, fmt.Errorf("acquire lease of outbox %q: the owner has no name", s.table)
+	}
 	lease, err := s.acquire(ctx, owner, length)
 	if err != nil {
 		return jetbox.Lease{}, fmt.Errorf("acquire lease of outbox %q: %w", s.table, err)

@@ -160,7 +160,8 @@ func TestNoEverydayStatementScansTheTable(t *testing.T) {
 	for _, q := range queries {
 		plan := explain(t, s.db, q)
 		for _, step := range plan {
-			if wholeTable.MatchString(step) && !strings.Contains(step, "INDEX outbox_") {
+			derived := slices.Contains(plan, strings.Replace(step, "SCAN", "CO-ROUTINE", 1)) // a subquery's rows, not the table's
+			if wholeTable.MatchString(step) && !strings.Contains(step, "INDEX outbox_") && !derived {
 				t.Errorf("%s\n\treads the whole table:\n\t%s", q, strings.Join(plan, "\n\t"))
 			}
 			if strings.Contains(step, "USE TEMP B-TREE FOR ORDER BY") && strings.Contains(q, "LIMIT") && !strings.Contains(q, "json_each") {

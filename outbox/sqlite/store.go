@@ -46,6 +46,7 @@ type Store struct {
 	changes  int64     // the file's last data_version, as the relay's connection sees it
 	activeAt time.Time // when it last moved
 	pruned   int64     // where the last prune stopped looking
+	swept    time.Time // when stranded rows were last looked for
 }
 
 // Open opens the file. It does not create the tables ([Store.Migrate] does), nor
