@@ -190,6 +190,8 @@ func (p *parts) closeConn() error {
 // setupStreams creates what is missing, and waits when the broker cannot now.
 func (p *parts) setupStreams(ctx context.Context) error {
 	letters, err := dlq.New(p.js, dlq.Config{
+		Stream:     dlqStream,
+		Advisories: advisoryStream,
 		Replicas:   p.flags.replicas,
 		RoutedFunc: p.metrics.letterRouted,
 		Logger:     p.app.log,
@@ -237,11 +239,7 @@ func (p *parts) trySetup(ctx context.Context, letters *dlq.Letters) error {
 	if err := p.checkStream(cfg); err != nil {
 		return err
 	}
-	diffs, err := letters.Setup(ctx, g.stream)
-	for _, d := range diffs {
-		log.LogAttrs(ctx, slog.LevelWarn, "stream differs from what relay run would create, left as it is", slog.String("difference", d))
-	}
-	return err
+	return p.setupLetters(letters)(ctx)
 }
 
 // checkStream refuses what the flags and the stream as it is cannot do
@@ -318,6 +316,7 @@ func (p *parts) run(ctx context.Context) error {
 		defer stopRelay()
 		routerErr = p.router.Run(routerCtx)
 	})
+	wg.Go(func() { watchLetters(routerCtx, p.js, p.setupLetters(p.letters.Load()), p.app.log) })
 	if p.broker != nil {
 		wg.Go(func() { heal(routerCtx, p.broker, p.app.log) })
 	}
