@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -66,44 +67,62 @@ func (s *session) publish(batch []outbound) (outcomes []jetbox.Outcome, outage e
 	// crash at the end of the batch leaves a second copy of its beginning.
 	enough := time.Now().Add(s.cfg.Lease)
 	maySend := func() bool { return s.maySend() && time.Now().Before(enough) }
-	var flows bool
-	var resting error
+	var t tally
 	for i, res := range s.engine.publish(s.hard, messages, maySend) {
-		b := batch[i]
-		switch {
-		case res.ack != nil:
-			o, err := s.stored(b, res)
-			if err != nil {
-				outage = errors.Join(outage, err)
-				continue
-			}
-			flows = true
-			outcomes = append(outcomes, o)
-		case res.err != nil:
-			err := s.explain(b.message, res.err)
-			class := classify(res.err)
-			if class != classOutage {
-				outcomes = append(outcomes, s.failed(b.row, err))
-				continue
-			}
-			s.cfg.Hooks.FailedFunc(classOutage)
-			if b.stream != s.cfg.Stream || errors.Is(err, errDenied) {
-				// Not the relay's business as a whole: the row sleeps, its key
-				// with it, and everything else goes on.
-				outcomes = append(outcomes, s.delayed(b.row, err))
-				resting = err
-				continue
-			}
-			if outage == nil {
-				outage = fmt.Errorf("publish %s to %s: %w", b.row.Event.ID, b.row.Event.Subject, err)
-			}
-		}
+		s.judge(&t, batch[i], res)
 	}
-	if outage != nil {
+	if t.outage != nil {
 		s.streams.forget()
 	}
-	s.rested(resting, flows)
-	return outcomes, outage
+	if t.duplicates > 0 {
+		s.cfg.Logger.LogAttrs(s.ctx, slog.LevelInfo, "broker had events already", slog.Int("count", t.duplicates))
+	}
+	s.rested(t.resting, t.acked)
+	return t.outcomes, t.outage
+}
+
+// tally is what became of a batch.
+type tally struct {
+	outcomes   []jetbox.Outcome
+	outage     error // why the relay as a whole must wait
+	resting    error // why rows sleep in an outage of their own
+	acked      bool  // some row got its PubAck
+	duplicates int
+}
+
+// judge turns the result of one message into an outcome or an outage. A message
+// that was not sent has neither.
+func (s *session) judge(t *tally, b outbound, res result) {
+	if res.ack != nil {
+		o, err := s.stored(b, res)
+		if err != nil {
+			t.outage = cmp.Or(t.outage, err)
+			return
+		}
+		t.acked = true
+		if res.ack.Duplicate {
+			t.duplicates++
+		}
+		t.outcomes = append(t.outcomes, o)
+		return
+	}
+	if res.err == nil {
+		return
+	}
+	err := s.explain(b.message, res.err)
+	if classify(res.err) != classOutage {
+		t.outcomes = append(t.outcomes, s.failed(b.row, err))
+		return
+	}
+	s.cfg.Hooks.FailedFunc(classOutage)
+	if b.stream != s.cfg.Stream || errors.Is(err, errDenied) {
+		// Not the relay's business as a whole: the row sleeps, its key with it,
+		// and everything else goes on.
+		t.outcomes = append(t.outcomes, s.delayed(b.row, err))
+		t.resting = err
+		return
+	}
+	t.outage = cmp.Or(t.outage, fmt.Errorf("publish %s to %s: %w", b.row.Event.ID, b.row.Event.Subject, err))
 }
 
 // stored is the outcome of a row with a PubAck.
@@ -120,9 +139,6 @@ func (s *session) stored(b outbound, res result) (jetbox.Outcome, error) {
 			return s.parked(b.row, fmt.Errorf("idempotency key %q is taken: message %d of stream %s carries event %s",
 				b.row.Event.Key, res.ack.Sequence, res.ack.Stream, id), true), nil
 		}
-		s.cfg.Logger.LogAttrs(s.ctx, slog.LevelInfo, "broker had the event already",
-			slog.String("event", b.row.Event.ID), slog.String("stream", res.ack.Stream),
-			slog.Uint64("stream_seq", res.ack.Sequence))
 	}
 	s.cfg.Hooks.PublishedFunc(res.took, time.Since(b.row.Event.Time), res.ack.Duplicate)
 	return jetbox.Outcome{

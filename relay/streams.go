@@ -36,6 +36,7 @@ type streams struct {
 	mu       sync.Mutex // guards what follows
 	info     *jetstream.StreamInfo
 	subjects map[string]cached // outside the configured stream
+	handles  map[string]jetstream.Stream
 }
 
 type cached struct {
@@ -44,7 +45,7 @@ type cached struct {
 }
 
 func newStreams(js jetstream.JetStream, name string) *streams {
-	return &streams{js: js, name: name, subjects: make(map[string]cached)}
+	return &streams{js: js, name: name, subjects: make(map[string]cached), handles: make(map[string]jetstream.Stream)}
 }
 
 // look asks the broker for the configured stream.
@@ -90,6 +91,7 @@ func (s *streams) forget() {
 	defer s.mu.Unlock()
 	s.info = nil
 	clear(s.subjects)
+	clear(s.handles)
 }
 
 // of returns the stream that takes a subject, "" when none does although the
@@ -135,9 +137,17 @@ func (s *streams) of(ctx context.Context, subject string) (string, error) {
 func (s *streams) storedID(ctx context.Context, stream string, seq uint64) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	st, err := s.js.Stream(ctx, stream)
-	if err != nil {
-		return "", fmt.Errorf("look up stream %s: %w", stream, err)
+	s.mu.Lock()
+	st := s.handles[stream]
+	s.mu.Unlock()
+	if st == nil {
+		var err error
+		if st, err = s.js.Stream(ctx, stream); err != nil {
+			return "", fmt.Errorf("look up stream %s: %w", stream, err)
+		}
+		s.mu.Lock()
+		s.handles[stream] = st
+		s.mu.Unlock()
 	}
 	msg, err := st.GetMsg(ctx, seq)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
