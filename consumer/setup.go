@@ -47,11 +47,12 @@ func (r *run) lookUp(ctx context.Context) (*live, error) {
 	defer cancel()
 	cons, err := r.js.Consumer(ctx, r.cfg.Stream, r.cfg.Durable)
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
-		if r.live.Load() != nil {
-			r.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "consumer was deleted, creating it again from the stream's first message",
+		cons, err = r.js.CreateConsumer(ctx, r.cfg.Stream, r.cfg.server())
+		if err == nil && r.live.Load() != nil {
+			// Not before: while the deletion is going on the server refuses.
+			r.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "consumer was deleted, created it again from the stream's first message",
 				r.attrs()...)
 		}
-		cons, err = r.js.CreateConsumer(ctx, r.cfg.Stream, r.cfg.server())
 		if errors.Is(err, jetstream.ErrConsumerExists) { // another instance was faster
 			cons, err = r.js.Consumer(ctx, r.cfg.Stream, r.cfg.Durable)
 		}
