@@ -103,7 +103,9 @@ func TestConsumerParksAndReplayReachesItAlone(t *testing.T) {
 // Two consumers fail at random, routers come and go, the broker restarts. In
 // the end there is a letter for each message a consumer did not handle, each
 // once; and after replaying them all to mended handlers everything is handled
-// and no letter is open.
+// and no letter is open. A letter too many, which only a router can write and
+// which has no handler's error, is allowed: a server that is restarted may forget
+// the ack of a last delivery, and then reports its message as exhausted.
 func TestLettersAreExactlyWhatWasNotHandled(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		seed := rand.Uint64()
@@ -179,9 +181,11 @@ func TestLettersAreExactlyWhatWasNotHandled(t *testing.T) {
 			}
 		}
 		settle()
-		letters := map[string]int{}
+		letters, routed := map[string]int{}, map[string]bool{}
 		for _, l := range w.list(Filter{}) {
-			letters[l.Consumer+" "+l.Header[jetbox.HeaderIdempotencyKey][0]]++
+			key := l.Consumer + " " + l.Header[jetbox.HeaderIdempotencyKey][0]
+			letters[key]++
+			routed[key] = l.Error == ""
 		}
 		mu.Lock()
 		for i := range events {
@@ -190,6 +194,9 @@ func TestLettersAreExactlyWhatWasNotHandled(t *testing.T) {
 				want := 1
 				if handled[key] {
 					want = 0
+				}
+				if handled[key] && routed[key] {
+					want = 1
 				}
 				if letters[key] != want {
 					t.Errorf("seed %d: %s: handled = %v, letters = %d", seed, key, handled[key], letters[key])
