@@ -233,6 +233,9 @@ func (s *Server) stop() error {
 	if ns == nil {
 		return nil
 	}
+	if s.cfg.Listen == "" {
+		disconnect(ns)
+	}
 	// Not LameDuckShutdown: it does nothing in a server that does not listen.
 	ns.Shutdown()
 	ns.WaitForShutdown()
@@ -287,4 +290,22 @@ func checkFree(addr string) error {
 		return fmt.Errorf("%w: %w", ErrListen, err)
 	}
 	return l.Close()
+}
+
+// disconnect closes all connections. A server that is shut down closes them
+// itself, but leaves their subscriptions (nats-server 2.15): until a consumer is
+// stopped it sends a message to a pull that nobody reads, takes it back and
+// sends it again, without a pause. In a synctest bubble that keeps the clock from
+// going on, for which the shutdown waits.
+func disconnect(ns *server.Server) {
+	const most = 100 // clients that come back at once end with the shutdown
+	for range most {
+		conns, err := ns.Connz(nil)
+		if err != nil || len(conns.Conns) == 0 {
+			return
+		}
+		for _, c := range conns.Conns {
+			_ = ns.DisconnectClientByID(c.Cid) // gone already is as good
+		}
+	}
 }
