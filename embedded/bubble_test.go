@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"testing"
@@ -305,6 +306,49 @@ func TestMaxAgeExpiresOnTheFakeClock(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		if n := streamInfo(t, js, "S").State.Msgs; n != 0 {
 			t.Errorf("messages after 61 minutes = %d, want 0", n)
+		}
+	})
+}
+
+// What broke: closing a server while a pull is open and messages become due for
+// redelivery never ended in a bubble. nats-server 2.15 leaves the subscriptions of
+// the clients it closes, and sends to the open pull again and again, while the
+// fake clock, for which the shutdown waits, stands still.
+func TestCloseEndsWhileMessagesAreRedelivered(t *testing.T) {
+	inBubble(t, func(t *testing.T, srv *embedded.Server, js jetstream.JetStream) {
+		for round := range 10 {
+			name := fmt.Sprint("S", round)
+			s := createStream(t, js, jetstream.StreamConfig{Name: name, Subjects: []string{name}})
+			for i := range 20 {
+				publish(t, js, name, fmt.Sprint(i))
+			}
+			nc, inbox := js.Conn(), nats.NewInbox()
+			if _, err := nc.Subscribe(inbox, func(*nats.Msg) {}); err != nil {
+				t.Fatal(err)
+			}
+			for i := range 5 {
+				durable := fmt.Sprint("c", i)
+				_, err := s.CreateConsumer(t.Context(), jetstream.ConsumerConfig{
+					Durable: durable, AckPolicy: jetstream.AckExplicitPolicy, AckWait: time.Millisecond,
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				// Nobody acks: the pull stays open and everything comes back.
+				err = nc.PublishRequest("$JS.API.CONSUMER.MSG.NEXT."+name+"."+durable, inbox, []byte(`{"batch":100000}`))
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			time.Sleep(time.Duration(20+7*round) * time.Millisecond)
+			if err := srv.Close(); err != nil {
+				t.Fatal(err)
+			}
+			nc.Close()
+			if err := srv.Restart(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			js = connect(t, srv)
 		}
 	})
 }
