@@ -211,6 +211,11 @@ func (s *Store) deadIDs(ctx context.Context, tx *sql.Tx, f outbox.Filter) ([]int
 	if err != nil {
 		return nil, noTables(err)
 	}
+	return readIDs(rows)
+}
+
+// readIDs reads and closes rows of one id each.
+func readIDs(rows *sql.Rows) ([]int64, error) {
 	defer rows.Close()
 	var ids []int64
 	for rows.Next() {

@@ -54,14 +54,5 @@ func (s *Store) stranded(ctx context.Context) ([]int64, error) {
 	if err != nil {
 		return nil, noTables(err)
 	}
-	defer rows.Close()
-	var ids []int64
-	for rows.Next() {
-		var id int64
-		if err := rows.Scan(&id); err != nil {
-			return nil, err
-		}
-		ids = append(ids, id)
-	}
-	return ids, rows.Err()
+	return readIDs(rows)
 }
