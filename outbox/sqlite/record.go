@@ -24,9 +24,8 @@ const (
 
 // Record writes what became of claimed rows, in transactions that leave other
 // writers room, and shrinks the claimed range to what is unresolved. Only rows
-// that are still pending change, so repeating it is harmless. A row of another
-// key than those in hand is never touched, and no row by a range: only the rows
-// named.
+// that are still pending change, so repeating it is harmless. No row is touched
+// that no outcome names.
 func (s *Store) Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Outcome) error {
 	for len(outcomes) > 0 {
 		batch, wait := s.batch(ctx)
