@@ -3,11 +3,11 @@ package sqlite
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"fmt"
 	"time"
 
 	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/internal/outboxrow"
 	"github.com/seed-5e04d8fb/jetbox/outbox"
 )
 
@@ -75,13 +75,9 @@ const insertSQL = `INSERT INTO "{t}" (event_id, idempotency_key, subject, event_
 	VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
 
 func insertArgs(ev *jetbox.Event) ([]any, error) {
-	headers := "{}"
-	if len(ev.Headers) > 0 {
-		b, err := json.Marshal(ev.Headers)
-		if err != nil {
-			return nil, err
-		}
-		headers = string(b)
+	headers, err := outboxrow.EncodeHeaders(ev.Headers)
+	if err != nil {
+		return nil, err
 	}
 	var notBefore *int64
 	if !ev.NotBefore.IsZero() {

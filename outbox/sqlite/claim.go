@@ -159,7 +159,7 @@ func (s *Store) ready(ctx context.Context, tx *sql.Tx, c *claim) ([]candidate, e
 			f.hold = holdBehind
 		}
 		f.overtakes = overtakes.Bool
-		size += len(f.payload)
+		size += len(f.Payload)
 		found = append(found, f)
 	}
 	return found, rows.Err()
@@ -170,7 +170,7 @@ func (s *Store) putToSleep(ctx context.Context, tx *sql.Tx, found []candidate) (
 		if f.hold == holdNone {
 			continue
 		}
-		if _, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}" SET hold = ? WHERE id = ?`), f.hold, f.id); err != nil {
+		if _, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}" SET hold = ? WHERE id = ?`), f.hold, f.ID); err != nil {
 			return false, err
 		}
 		moved = true

@@ -1,4 +1,4 @@
-package sqlite
+package outboxrow
 
 import (
 	"encoding/json"
@@ -25,9 +25,9 @@ func TestHeadersColumnIsReadAsItStands(t *testing.T) {
 		{`{"a":"\u00e9\ud83d\ude00\\ud800\ufffd"}`, map[string][]string{"a": {"é😀\\ud800\ufffd"}}},
 		{`{"\u0061":"1"}`, map[string][]string{"a": {"1"}}},
 	} {
-		got, err := parseHeaders(tt.text)
+		got, err := ParseHeaders(tt.text)
 		if err != nil || !reflect.DeepEqual(got, tt.want) {
-			t.Errorf("parseHeaders(%s) = %v, %v, want %v", tt.text, got, err, tt.want)
+			t.Errorf("ParseHeaders(%s) = %v, %v, want %v", tt.text, got, err, tt.want)
 		}
 	}
 }
@@ -43,8 +43,8 @@ func TestHeadersColumnThatLosesSomethingIsRefused(t *testing.T) {
 		`{"a":"\\ufffd\ud800"}`, `{"a":"\\\ud800"}`, `{"a":"\ud800\\udc00"}`, "{\"a\":\"\ufffd\\ud800\"}",
 		"{\"a\":\"\xff\"}", "{\"\xff\":\"1\"}", "{\"a\":\"1\n2\"}", "\ufeff{}",
 	} {
-		if got, err := parseHeaders(text); err == nil {
-			t.Errorf("parseHeaders(%s) = %q, want an error", text, got)
+		if got, err := ParseHeaders(text); err == nil {
+			t.Errorf("ParseHeaders(%s) = %q, want an error", text, got)
 		}
 	}
 }
@@ -57,18 +57,18 @@ func FuzzParseHeaders(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		got, err := parseHeaders(text)
+		got, err := ParseHeaders(text)
 		if err != nil {
 			return
 		}
 		var plain map[string]any
 		if text != "" {
 			if err := json.Unmarshal([]byte(text), &plain); err != nil {
-				t.Fatalf("parseHeaders(%q) = %q, but it is no JSON object: %v", text, got, err)
+				t.Fatalf("ParseHeaders(%q) = %q, but it is no JSON object: %v", text, got, err)
 			}
 		}
 		if names := slices.Sorted(maps.Keys(plain)); !slices.Equal(names, slices.Sorted(maps.Keys(got))) {
-			t.Fatalf("parseHeaders(%q) has the names %q, want %q", text, slices.Sorted(maps.Keys(got)), names)
+			t.Fatalf("ParseHeaders(%q) has the names %q, want %q", text, slices.Sorted(maps.Keys(got)), names)
 		}
 		for name, values := range got {
 			want := []any{plain[name]}
@@ -76,11 +76,11 @@ func FuzzParseHeaders(f *testing.F) {
 				want = many
 			}
 			if len(want) != len(values) {
-				t.Fatalf("parseHeaders(%q)[%q] = %q, want %q", text, name, values, want)
+				t.Fatalf("ParseHeaders(%q)[%q] = %q, want %q", text, name, values, want)
 			}
 			for i := range want {
 				if want[i] != any(values[i]) {
-					t.Fatalf("parseHeaders(%q)[%q] = %q, want %q", text, name, values, want)
+					t.Fatalf("ParseHeaders(%q)[%q] = %q, want %q", text, name, values, want)
 				}
 			}
 		}
@@ -91,9 +91,9 @@ func FuzzParseHeaders(f *testing.F) {
 		if len(got) == 0 {
 			return // Append writes {} for none
 		}
-		again, err := parseHeaders(string(b))
+		again, err := ParseHeaders(string(b))
 		if err != nil || !reflect.DeepEqual(again, got) {
-			t.Fatalf("parseHeaders(%s) = %q, %v, want %q", b, again, err, got)
+			t.Fatalf("ParseHeaders(%s) = %q, %v, want %q", b, again, err, got)
 		}
 	})
 }
