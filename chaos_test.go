@@ -234,11 +234,11 @@ func (m *mortal) alive() error {
 	return nil
 }
 
-func (m *mortal) Acquire(ctx context.Context, owner string, d time.Duration) (jetbox.Lease, error) {
+func (m *mortal) Acquire(ctx context.Context, c jetbox.Candidate) (jetbox.Lease, error) {
 	if err := m.alive(); err != nil {
 		return jetbox.Lease{}, err
 	}
-	return m.Store.Acquire(ctx, owner, d)
+	return m.Store.Acquire(ctx, c)
 }
 
 func (m *mortal) Release(ctx context.Context, l jetbox.Lease) error {

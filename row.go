@@ -79,7 +79,22 @@ const (
 	Archive
 )
 
-// Lease is a relay's right to send a source's rows, or another's.
+// Candidate is a relay that asks for the lease of a source.
+type Candidate struct {
+	// Owner is random per process start.
+	Owner string
+
+	// Length is how long the lease is to last, from now.
+	Length time.Duration
+
+	// Unable says that it cannot publish just now: where relays share a source,
+	// the able ones get its part.
+	Unable bool
+}
+
+// Lease is a relay's right to send a source's rows, or another's. Where relays
+// share a source, the right is to the rows of some shards of it, and each relay
+// has a lease of its own.
 type Lease struct {
 	// Owner is random per process start.
 	Owner string
@@ -88,8 +103,16 @@ type Lease struct {
 	// cannot write.
 	Epoch int64
 
-	// Held reports that the asking relay is the owner.
+	// Held reports that the asking relay is the owner, and so has at least one
+	// shard.
 	Held bool
+
+	// Shards is how many shards of the source the owner holds.
+	Shards int
+
+	// Excess is how many of these another relay should have. The holder claims no
+	// more of their rows, settles what it has sent, and yields.
+	Excess int
 
 	// Holder is the owner's process, for people: host and pid.
 	Holder string

@@ -70,6 +70,11 @@ type Stats struct {
 	// the whole file takes.
 	TableBytes int64
 
-	// Lease says who may publish. Owner is empty when nobody holds it.
-	Lease jetbox.Lease
+	// Leases say who may publish: one for each relay that has announced itself,
+	// also while it holds no shard, and only live ones. None of them is Held:
+	// nobody asks.
+	Leases []jetbox.Lease
+
+	// Shards is how many shards the outbox has; on SQLite, 1.
+	Shards int
 }

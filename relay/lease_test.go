@@ -38,12 +38,12 @@ func (f *faultySource) hang() {
 	}
 }
 
-func (f *faultySource) Acquire(ctx context.Context, owner string, length time.Duration) (jetbox.Lease, error) {
+func (f *faultySource) Acquire(ctx context.Context, c jetbox.Candidate) (jetbox.Lease, error) {
 	f.hang()
 	if f.RenewFunc != nil {
 		f.RenewFunc()
 	}
-	return f.Store.Acquire(ctx, owner, length)
+	return f.Store.Acquire(ctx, c)
 }
 
 func (f *faultySource) Claim(ctx context.Context, l jetbox.Lease, n int) ([]jetbox.Row, error) {
@@ -180,8 +180,8 @@ type slowGrant struct {
 	wait time.Duration
 }
 
-func (s *slowGrant) Acquire(ctx context.Context, owner string, length time.Duration) (jetbox.Lease, error) {
-	l, err := s.faultySource.Acquire(ctx, owner, length)
+func (s *slowGrant) Acquire(ctx context.Context, c jetbox.Candidate) (jetbox.Lease, error) {
+	l, err := s.faultySource.Acquire(ctx, c)
 	time.Sleep(s.wait)
 	s.wait = 0
 	return l, err
@@ -243,7 +243,7 @@ func TestStandbyTakesOver(t *testing.T) {
 		stopB()
 
 		// A relay that died: somebody holds the lease and never renews it.
-		l, err := r.store.Acquire(r.t.Context(), "dead", 10*time.Second)
+		l, err := r.store.Acquire(r.t.Context(), jetbox.Candidate{Owner: "dead", Length: 10 * time.Second})
 		r.must(err)
 		if !l.Held {
 			r.t.Fatalf("lease after clean stops: %+v", l)

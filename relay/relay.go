@@ -96,7 +96,7 @@ func (r *Relay) run(ctx context.Context) error {
 
 	for ctx.Err() == nil {
 		asked := time.Now()
-		lease, err := r.src.Acquire(ctx, r.owner, r.cfg.Lease)
+		lease, err := r.src.Acquire(ctx, r.candidate())
 		switch {
 		case err != nil:
 			r.fault(ctx, partDatabase, fmt.Errorf("acquire lease: %w", err))
@@ -115,6 +115,11 @@ func (r *Relay) run(ctx context.Context) error {
 		return cause
 	}
 	return nil
+}
+
+// candidate is what this relay asks for the lease as.
+func (r *Relay) candidate() jetbox.Candidate {
+	return jetbox.Candidate{Owner: r.owner, Length: r.cfg.Lease}
 }
 
 func (r *Relay) standBy(ctx context.Context, l jetbox.Lease) {

@@ -190,7 +190,7 @@ func TestCommittedRowsArriveOnceInOrder(t *testing.T) {
 		r.wantPayloads(want...)
 		st, err := r.store.Stats(r.t.Context())
 		r.must(err)
-		if st.Pending != 0 || st.Claimed != 0 || st.Lease.Owner != "" {
+		if st.Pending != 0 || st.Claimed != 0 || len(st.Leases) != 0 {
 			r.t.Fatalf("after the drain and a clean stop: %+v", st)
 		}
 		e := r.show(7)

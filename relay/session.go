@@ -57,7 +57,7 @@ func (s *session) keepLease(lost context.CancelCauseFunc) {
 			return
 		}
 		asked := time.Now()
-		l, err := s.src.Acquire(s.ctx, s.owner, s.cfg.Lease)
+		l, err := s.src.Acquire(s.ctx, s.candidate())
 		switch {
 		case err != nil:
 			// Not fatal: until another relay takes it, the lease is ours. But

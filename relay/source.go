@@ -28,13 +28,24 @@ type Source interface {
 
 // Leaser says which relay may work.
 type Leaser interface {
-	// Acquire takes the lease for owner, or renews owner's own, to last for
-	// length from now. While another relay has it nothing changes, and the
-	// lease returned says who, with Held false.
-	Acquire(ctx context.Context, owner string, length time.Duration) (jetbox.Lease, error)
+	// Acquire takes the lease for the candidate, or renews its own under the same
+	// epoch. While other relays have all of the source it changes no lease, and
+	// the one returned says who, with Held false.
+	Acquire(ctx context.Context, c jetbox.Candidate) (jetbox.Lease, error)
 
 	// Release gives the lease back. It is no error to have lost it.
 	Release(ctx context.Context, l jetbox.Lease) error
+}
+
+// Yielder is a Source that several relays share.
+type Yielder interface {
+	// Yield gives back the shards that another relay should have, and returns
+	// jetbox.ErrLeaseLost when the lease is not the caller's any more. Repeating
+	// it is harmless. The relay calls it while nothing that it has sent is on its
+	// way, and not while Claim runs. Some of what it claimed may not be recorded
+	// even so, when recording has failed for long: the next holder has to take it
+	// for sent.
+	Yield(ctx context.Context, l jetbox.Lease) error
 }
 
 // Pruner is a Source that keeps what was published until it is told otherwise.

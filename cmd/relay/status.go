@@ -20,22 +20,25 @@ const staleAfter = 30 * time.Second
 
 // statusReport is what relay status knows. Its JSON keys are used by scripts.
 type statusReport struct {
-	Table            string       `json:"table"`
-	Pending          int64        `json:"pending"`
-	Processing       int64        `json:"processing"`
-	OldestAgeSeconds float64      `json:"oldest_pending_age_seconds"`
-	DeadLetter       int64        `json:"dead_letter"`
-	TableBytes       int64        `json:"table_bytes"`
-	Lease            *leaseReport `json:"lease"`
-	DLQLetters       *int         `json:"dlq_letters"` // null when the broker did not say
-	BrokerError      string       `json:"broker_error,omitempty"`
-	Problems         []string     `json:"problems"`
+	Table            string        `json:"table"`
+	Pending          int64         `json:"pending"`
+	Processing       int64         `json:"processing"`
+	OldestAgeSeconds float64       `json:"oldest_pending_age_seconds"`
+	DeadLetter       int64         `json:"dead_letter"`
+	TableBytes       int64         `json:"table_bytes"`
+	Shards           int           `json:"shards"`
+	Leases           []leaseReport `json:"leases"`
+	DLQLetters       *int          `json:"dlq_letters"` // null when the broker did not say
+	BrokerError      string        `json:"broker_error,omitempty"`
+	Problems         []string      `json:"problems"`
 }
 
+// leaseReport is the lease of one relay. It may hold no shard: it stands by.
 type leaseReport struct {
 	Owner   string `json:"owner"`
 	Holder  string `json:"holder"`
 	Epoch   int64  `json:"epoch"`
+	Shards  int    `json:"shards"`
 	Expires string `json:"expires"`
 }
 
@@ -108,12 +111,17 @@ func newStatus(table string, s outbox.Stats, now time.Time) statusReport {
 		Processing: s.Claimed,
 		DeadLetter: s.DeadLetter,
 		TableBytes: s.TableBytes,
+		Shards:     s.Shards,
+		Leases:     []leaseReport{},
 		Problems:   []string{},
 	}
 	problem := func(format string, args ...any) { r.Problems = append(r.Problems, fmt.Sprintf(format, args...)) }
-	if s.Lease.Owner != "" {
-		r.Lease = &leaseReport{s.Lease.Owner, s.Lease.Holder, s.Lease.Epoch, timeText(s.Lease.Expires)}
-	} else if s.Pending > 0 {
+	held := 0
+	for _, l := range s.Leases {
+		held += l.Shards
+		r.Leases = append(r.Leases, leaseReport{l.Owner, l.Holder, l.Epoch, l.Shards, timeText(l.Expires)})
+	}
+	if held == 0 && s.Pending > 0 {
 		problem("%d %s pending and no relay holds the lease", s.Pending, plural(int(s.Pending), "row", "rows"))
 	}
 	if !s.OldestPending.IsZero() {
@@ -163,9 +171,11 @@ func showStatus(a *app, r statusReport) error {
 	} else {
 		fmt.Fprintf(tw, "dead letters\tunknown\n")
 	}
-	if r.Lease != nil {
-		fmt.Fprintf(tw, "relay\t%s, epoch %d\n", r.Lease.Holder, r.Lease.Epoch)
-	} else {
+	for _, l := range r.Leases {
+		fmt.Fprintf(tw, "relay\t%s, epoch %d, %d of %d %s, until %s\n",
+			l.Holder, l.Epoch, l.Shards, r.Shards, plural(r.Shards, "shard", "shards"), l.Expires)
+	}
+	if len(r.Leases) == 0 {
 		fmt.Fprintf(tw, "relay\tnone\n")
 	}
 	for _, p := range r.Problems {

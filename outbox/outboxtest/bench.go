@@ -153,11 +153,12 @@ func (b *bench) lease(owner string) jetbox.Lease {
 
 func (b *bench) leaseFor(owner string, length time.Duration) jetbox.Lease {
 	b.t.Helper()
-	l, err := b.Acquire(b.t.Context(), owner, length)
+	l, err := b.Acquire(b.t.Context(), jetbox.Candidate{Owner: owner, Length: length})
 	b.check(err)
 	if !l.Held {
 		b.t.Fatalf("Acquire by %s: lease = %+v, want it held", owner, l)
 	}
+	b.wantShare(l)
 	return l
 }
 
@@ -167,7 +168,7 @@ func (b *bench) takeOver(owner string, length time.Duration) jetbox.Lease {
 	var l jetbox.Lease
 	b.eventually("take over the lease", func() (bool, string) {
 		var err error
-		l, err = b.Acquire(b.t.Context(), owner, length)
+		l, err = b.Acquire(b.t.Context(), jetbox.Candidate{Owner: owner, Length: length})
 		b.check(err)
 		return l.Held, fmt.Sprintf("%+v", l)
 	})

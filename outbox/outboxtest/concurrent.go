@@ -234,7 +234,7 @@ func relayRows(ctx context.Context, t *testing.T, s Store, owner string, c *chec
 	var lease jetbox.Lease
 	for ctx.Err() == nil && !t.Failed() {
 		if !lease.Held || rng.IntN(4) == 0 {
-			l, err := s.Acquire(ctx, owner, shortLease)
+			l, err := s.Acquire(ctx, jetbox.Candidate{Owner: owner, Length: shortLease})
 			if err != nil && ctx.Err() == nil {
 				t.Errorf("%s: %v", owner, err)
 			}

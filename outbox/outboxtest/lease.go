@@ -3,15 +3,18 @@ package outboxtest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/outbox"
 )
 
 func leaseScenarios() []scenario {
 	return []scenario{
 		{"the lease is exclusive, renewed by its owner and handed over by a release", migrated(leaseLife)},
+		{"a lease counts the shards of who has it, and names him to others", migrated(leaseShares)},
 		{"an expired lease is taken over under a higher epoch", migrated(leaseExpires)},
 		{"of two contenders for an expired lease exactly one gets it", migrated(leaseContenders)},
 		{"a late renewal and a takeover never both succeed", migrated(leaseLateRenewal)},
@@ -23,17 +26,15 @@ func leaseScenarios() []scenario {
 
 func leaseLife(t *testing.T, b *bench) {
 	other := b.another()
-	st, err := b.Stats(t.Context())
-	b.check(err)
-	if st.Lease.Owner != "" {
-		t.Errorf("lease of a new outbox = %+v, want nobody's", st.Lease)
+	if st := b.stats(); len(st.Leases) != 0 {
+		t.Errorf("leases of a new outbox = %+v, want none", st.Leases)
 	}
 	before := time.Now()
 	l := b.leaseFor("a", time.Minute)
 	if l.Owner != "a" || l.Holder == "" || l.Expires.Before(before.Add(50*time.Second)) || l.Expires.After(time.Now().Add(70*time.Second)) {
 		t.Errorf("lease = %+v, want a's for a minute", l)
 	}
-	seen, err := other.Acquire(t.Context(), "b", time.Minute)
+	seen, err := other.Acquire(t.Context(), jetbox.Candidate{Owner: "b", Length: time.Minute})
 	b.check(err)
 	if seen.Held || seen.Owner != "a" || seen.Epoch != l.Epoch || seen.Holder != l.Holder {
 		t.Errorf("Acquire by another = %+v, want to be told %+v, not held", seen, l)
@@ -42,10 +43,8 @@ func leaseLife(t *testing.T, b *bench) {
 	if renewed.Epoch != l.Epoch || !renewed.Expires.After(l.Expires) {
 		t.Errorf("renewed lease = %+v, want the epoch of %+v and a later end", renewed, l)
 	}
-	st, err = other.Stats(t.Context())
-	b.check(err)
-	if st.Lease.Owner != "a" || st.Lease.Epoch != l.Epoch || st.Lease.Holder != l.Holder {
-		t.Errorf("Stats say %+v, want %+v", st.Lease, renewed)
+	if of := holders(other.stats()); len(of) != 1 || of[0].Owner != "a" || of[0].Epoch != l.Epoch || of[0].Holder != l.Holder {
+		t.Errorf("Stats say %+v, want %+v", of, renewed)
 	}
 
 	b.check(b.Release(t.Context(), renewed))
@@ -55,11 +54,61 @@ func leaseLife(t *testing.T, b *bench) {
 	}
 	// A lease that is somebody else's now is not released.
 	b.check(b.Release(t.Context(), renewed))
-	seen, err = b.Acquire(t.Context(), "a", time.Minute)
+	seen, err = b.Acquire(t.Context(), jetbox.Candidate{Owner: "a", Length: time.Minute})
 	b.check(err)
 	if seen.Held || seen.Owner != "b" {
 		t.Errorf("Acquire after a stale release = %+v, want b's", seen)
 	}
+}
+
+// holders are the leases of those that hold something.
+func holders(st outbox.Stats) []jetbox.Lease {
+	return slices.DeleteFunc(slices.Clone(st.Leases), func(l jetbox.Lease) bool { return l.Shards == 0 })
+}
+
+// wantShare fails unless a lease that is held has some of the outbox's shards, and
+// not more than others ought to have of them.
+func (b *bench) wantShare(l jetbox.Lease) {
+	b.t.Helper()
+	if all := b.stats().Shards; l.Held && (l.Shards < 1 || l.Shards > all || l.Excess < 0 || l.Excess > l.Shards) {
+		b.t.Errorf("lease %+v of an outbox with %d shards", l, all)
+	}
+}
+
+func leaseShares(t *testing.T, b *bench) {
+	all := b.stats().Shards
+	if all < 1 {
+		t.Fatalf("Stats say %d shards, want at least 1", all)
+	}
+	other := b.another()
+	for _, unable := range []bool{false, true} { // alone, it is better than none
+		l, err := b.Acquire(t.Context(), jetbox.Candidate{Owner: "a", Length: time.Minute, Unable: unable})
+		b.check(err)
+		if !l.Held || l.Shards != all || l.Excess != 0 {
+			t.Errorf("lease of the only relay, unable %v, = %+v, want all of %d shards and to keep them", unable, l, all)
+		}
+	}
+	l := b.leaseFor("a", time.Minute)
+	seen, err := other.Acquire(t.Context(), jetbox.Candidate{Owner: "b", Length: time.Minute})
+	b.check(err)
+	if seen.Held || seen.Owner != "a" || seen.Holder != l.Holder || seen.Holder == "" {
+		t.Errorf("Acquire while a has all = %+v, want a named", seen)
+	}
+	held := 0
+	for _, of := range b.stats().Leases {
+		held += of.Shards
+		if of.Held || of.Holder == "" || !of.Expires.After(time.Now()) {
+			t.Errorf("Stats have %+v, want it live, with a name, and held by nobody who asks", of)
+		}
+	}
+	if held != all {
+		t.Errorf("%d shards are held in Stats, want %d", held, all)
+	}
+	b.check(b.Release(t.Context(), l))
+	if of := holders(b.stats()); len(of) != 0 {
+		t.Errorf("after the release %+v hold something", of)
+	}
+	b.wantShare(other.lease("b"))
 }
 
 func leaseExpires(t *testing.T, b *bench) {
@@ -87,7 +136,7 @@ func race(t *testing.T, one, two Store, owners [2]string) (held []string) {
 	for i, s := range []Store{one, two} {
 		go func() {
 			<-start
-			l, err := s.Acquire(t.Context(), owners[i], long)
+			l, err := s.Acquire(t.Context(), jetbox.Candidate{Owner: owners[i], Length: long})
 			if err != nil {
 				t.Errorf("Acquire by %s: %v", owners[i], err)
 			}
@@ -120,9 +169,9 @@ func leaseContenders(t *testing.T, b *bench) {
 // releaseAll frees the lease whoever holds it.
 func (b *bench) releaseAll() {
 	b.t.Helper()
-	st, err := b.Stats(b.t.Context())
-	b.check(err)
-	b.check(b.Release(b.t.Context(), st.Lease))
+	for _, l := range b.stats().Leases {
+		b.check(b.Release(b.t.Context(), l))
+	}
 }
 
 // A relay that renews just after the end must not be told that it holds the
@@ -143,7 +192,7 @@ func leaseOfAnotherLength(t *testing.T, b *bench) {
 	other := b.another()
 	b.leaseFor("a", time.Minute)
 	for end := time.Now().Add(150 * time.Millisecond); time.Now().Before(end); pass() {
-		l, err := other.Acquire(t.Context(), "b", 20*time.Millisecond)
+		l, err := other.Acquire(t.Context(), jetbox.Candidate{Owner: "b", Length: 20 * time.Millisecond})
 		b.check(err)
 		if l.Held {
 			t.Fatalf("b holds %+v while a's lease lasts a minute", l)

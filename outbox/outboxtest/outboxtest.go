@@ -34,7 +34,7 @@ type Store interface {
 	DB() *sql.DB
 	Table() string
 
-	Acquire(ctx context.Context, owner string, length time.Duration) (jetbox.Lease, error)
+	Acquire(ctx context.Context, c jetbox.Candidate) (jetbox.Lease, error)
 	Release(ctx context.Context, l jetbox.Lease) error
 	Claim(ctx context.Context, l jetbox.Lease, n int) ([]jetbox.Row, error)
 	Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Outcome) error

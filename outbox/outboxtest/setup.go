@@ -71,7 +71,7 @@ func withoutTables(t *testing.T, b *bench) {
 			defer tx.Rollback()
 			return b.Append(ctx, tx, keyed("", 1)...)
 		}},
-		{"Acquire", func() error { _, err := b.Acquire(ctx, "a", time.Minute); return err }},
+		{"Acquire", func() error { _, err := b.Acquire(ctx, jetbox.Candidate{Owner: "a", Length: time.Minute}); return err }},
 		{"Release", func() error { return b.Release(ctx, lease) }},
 		{"Claim", func() error { _, err := b.Claim(ctx, lease, 1); return err }},
 		{"Record", func() error { return b.Record(ctx, lease, published(1)) }},

@@ -13,7 +13,7 @@ import (
 // synchronous=FULL, payloads of 512 bytes.
 func BenchmarkClaimAndRecord(b *testing.B) {
 	s, _ := migrated(b)
-	l, err := s.Acquire(b.Context(), "bench", time.Hour)
+	l, err := s.Acquire(b.Context(), jetbox.Candidate{Owner: "bench", Length: time.Hour})
 	if err != nil {
 		b.Fatal(err)
 	}

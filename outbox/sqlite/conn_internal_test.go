@@ -148,7 +148,7 @@ func TestNobodyIsRefusedWhileAnotherProcessHoldsTheLock(t *testing.T) {
 		})
 	}
 	wg.Go(func() {
-		l, err := s.Acquire(t.Context(), "a", time.Minute)
+		l, err := s.Acquire(t.Context(), jetbox.Candidate{Owner: "a", Length: time.Minute})
 		if err == nil {
 			_, err = s.Claim(t.Context(), l, 10)
 		}

@@ -9,6 +9,9 @@ import (
 	"github.com/seed-5e04d8fb/jetbox"
 )
 
+// shards is how many an outbox in a file has.
+const shards = 1
+
 // storedLease is the lease as the file has it.
 type storedLease struct {
 	jetbox.Lease
@@ -23,17 +26,21 @@ type observedLease struct {
 	since   time.Time
 }
 
-// Acquire takes the lease for owner when it is free, expired or owner's own, and
-// then makes it last for length from now. Otherwise it changes nothing and
-// returns who has it, with Held false. A lease that this process has watched for
-// its whole length, and for the one asked for, without seeing a renewal is
-// expired too, whatever its time says: a clock that was set back must not freeze
-// the outbox.
-func (s *Store) Acquire(ctx context.Context, owner string, length time.Duration) (jetbox.Lease, error) {
-	if owner == "" {
+// Acquire takes the lease for a candidate when it is free, expired or the
+// candidate's own, and then makes it last as long as asked for. Otherwise it
+// changes nothing and returns who has it, with Held false. A lease that this
+// process has watched for its whole length, and for the one asked for, without
+// seeing a renewal is expired too, whatever its time says: a clock that was set
+// back must not freeze the outbox.
+//
+// That a candidate is unable to publish makes no difference. All relays of a file
+// are on one host and would meet the same broker, so the outbox has one shard,
+// and its holder keeps it.
+func (s *Store) Acquire(ctx context.Context, c jetbox.Candidate) (jetbox.Lease, error) {
+	if c.Owner == "" {
 		return jetbox.Lease{}, fmt.Errorf("acquire lease of outbox %q: the owner has no name", s.table)
 	}
-	lease, err := s.acquire(ctx, owner, length)
+	lease, err := s.acquire(ctx, c.Owner, c.Length)
 	if err != nil {
 		return jetbox.Lease{}, fmt.Errorf("acquire lease of outbox %q: %w", s.table, err)
 	}
@@ -56,7 +63,9 @@ func (s *Store) acquire(ctx context.Context, owner string, length time.Duration)
 			lease = current.Lease
 			return nil
 		}
-		next := jetbox.Lease{Owner: owner, Holder: holder(), Epoch: current.Epoch, Held: true, Expires: now.Add(length)}
+		next := jetbox.Lease{
+			Owner: owner, Holder: holder(), Epoch: current.Epoch, Held: true, Shards: shards, Expires: now.Add(length),
+		}
 		if !mine {
 			next.Epoch++
 		}
@@ -124,10 +133,11 @@ func (s *Store) lease(ctx context.Context, q queryer) (storedLease, error) {
 	if err != nil {
 		return storedLease{}, noTables(err)
 	}
-	return storedLease{
-		jetbox.Lease{Owner: owner.String, Holder: holder.String, Epoch: epoch, Expires: time.UnixMilli(expires)},
-		time.Duration(length) * time.Millisecond,
-	}, nil
+	l := jetbox.Lease{Owner: owner.String, Holder: holder.String, Epoch: epoch, Expires: time.UnixMilli(expires)}
+	if owner.Valid {
+		l.Shards = shards
+	}
+	return storedLease{l, time.Duration(length) * time.Millisecond}, nil
 }
 
 // fenced runs f in a transaction of the relay whose first statement is an update

@@ -33,7 +33,7 @@ func TestTakeoverFailsWhenTheOwnerRenewsBetweenLookAndUpdate(t *testing.T) {
 	}
 	took := make(chan jetbox.Lease)
 	go func() {
-		l, err := other.Acquire(t.Context(), "other", time.Hour)
+		l, err := other.Acquire(t.Context(), jetbox.Candidate{Owner: "other", Length: time.Hour})
 		if err != nil {
 			t.Error(err)
 		}
@@ -56,7 +56,7 @@ func TestTakeoverFailsWhenTheOwnerRenewsBetweenLookAndUpdate(t *testing.T) {
 
 func acquire(t *testing.T, s *Store, owner string, length time.Duration) jetbox.Lease {
 	t.Helper()
-	l, err := s.Acquire(t.Context(), owner, length)
+	l, err := s.Acquire(t.Context(), jetbox.Candidate{Owner: owner, Length: length})
 	if err != nil || !l.Held {
 		t.Fatalf("Acquire by %s = %+v, %v, want it held", owner, l, err)
 	}
@@ -93,7 +93,7 @@ func TestClockSetBackNeitherFreezesNorStealsTheLease(t *testing.T) {
 			}
 		}
 		look := func() jetbox.Lease {
-			got, err := standby.Acquire(ctx, "standby", length)
+			got, err := standby.Acquire(ctx, jetbox.Candidate{Owner: "standby", Length: length})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -131,26 +131,26 @@ func TestLeaseOfAFileThatWasReplacedIsRefused(t *testing.T) {
 		t.Skip("an open file cannot be moved there")
 	}
 	s := newStore(t)
-	if _, err := s.Acquire(t.Context(), "a", time.Minute); err != nil {
+	if _, err := s.Acquire(t.Context(), jetbox.Candidate{Owner: "a", Length: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
 	path := s.file(t)
 	if err := os.Rename(path, path+".old"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Acquire(t.Context(), "a", time.Minute); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := s.Acquire(t.Context(), jetbox.Candidate{Owner: "a", Length: time.Minute}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Acquire with the file moved away = %v, want %v", err, fs.ErrNotExist)
 	}
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Acquire(t.Context(), "a", time.Minute); err == nil {
+	if _, err := s.Acquire(t.Context(), jetbox.Candidate{Owner: "a", Length: time.Minute}); err == nil {
 		t.Error("Acquire with another file in its place: no error")
 	}
 	if err := os.Rename(path+".old", path); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Acquire(t.Context(), "a", time.Minute); err != nil {
+	if _, err := s.Acquire(t.Context(), jetbox.Candidate{Owner: "a", Length: time.Minute}); err != nil {
 		t.Errorf("Acquire with the file back in its place: %v", err)
 	}
 }

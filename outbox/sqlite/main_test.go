@@ -55,7 +55,7 @@ func claimAndHang(ctx context.Context, path string, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	l, err := s.Acquire(ctx, "child", killedLease)
+	l, err := s.Acquire(ctx, jetbox.Candidate{Owner: "child", Length: killedLease})
 	if err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func workAWhile(ctx context.Context, path string, _ io.Writer) error {
 	if err := errors.Join(s.Migrate(ctx), appendAll(ctx, s)); err != nil {
 		return err
 	}
-	l, err := s.Acquire(ctx, "child", time.Hour)
+	l, err := s.Acquire(ctx, jetbox.Candidate{Owner: "child", Length: time.Hour})
 	if err != nil || !l.Held {
 		return fmt.Errorf("acquire %+v: %w", l, err)
 	}

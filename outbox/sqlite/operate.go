@@ -231,7 +231,8 @@ func readIDs(rows *sql.Rows) ([]int64, error) {
 // Stats reads the state of the outbox from the file.
 func (s *Store) Stats(ctx context.Context) (outbox.Stats, error) {
 	var (
-		st       outbox.Stats
+		st       = outbox.Stats{Shards: shards}
+		lease    = jetbox.Lease{Shards: shards}
 		oldest   sql.NullInt64
 		owner    sql.NullString
 		holder   sql.NullString
@@ -259,7 +260,7 @@ func (s *Store) Stats(ctx context.Context) (outbox.Stats, error) {
 		(SELECT count(*) FROM "{t}" INDEXED BY "{t}_dead" WHERE status = 'DEAD_LETTER'),
 		`+pageSize+`, l.owner, l.holder, l.epoch, l.expires_at
 		FROM "{t}_lease" l WHERE l.shard = 0`), now).
-		Scan(&st.Pending, &st.Claimed, &oldest, &st.DeadLetter, &st.TableBytes, &owner, &holder, &st.Lease.Epoch, &expires)
+		Scan(&st.Pending, &st.Claimed, &oldest, &st.DeadLetter, &st.TableBytes, &owner, &holder, &lease.Epoch, &expires)
 	if err != nil {
 		return outbox.Stats{}, fmt.Errorf("read state of outbox %q: %w", s.table, noTables(err))
 	}
@@ -267,8 +268,9 @@ func (s *Store) Stats(ctx context.Context) (outbox.Stats, error) {
 		st.OldestPending = time.UnixMilli(oldest.Int64).UTC()
 	}
 	if owner.Valid && expires > now {
-		st.Lease.Owner, st.Lease.Holder = owner.String, holder.String
-		st.Lease.Expires = time.UnixMilli(expires).UTC()
+		lease.Owner, lease.Holder = owner.String, holder.String
+		lease.Expires = time.UnixMilli(expires).UTC()
+		st.Leases = []jetbox.Lease{lease}
 	}
 	return st, nil
 }

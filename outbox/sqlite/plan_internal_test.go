@@ -287,7 +287,7 @@ func TestLongPayloadsAreClaimedAFewAtATime(t *testing.T) {
 		INSERT INTO outbox (subject, payload) SELECT 's', zeroblob(?) FROM c`, rows, size); err != nil {
 		t.Fatal(err)
 	}
-	l, err := s.Acquire(t.Context(), "a", time.Minute)
+	l, err := s.Acquire(t.Context(), jetbox.Candidate{Owner: "a", Length: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

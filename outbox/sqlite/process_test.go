@@ -42,7 +42,7 @@ func TestRelayKilledBetweenClaimAndRecordIsFollowedByTheNext(t *testing.T) {
 	}
 	var l jetbox.Lease
 	for !l.Held {
-		if l, err = s.Acquire(t.Context(), "next", time.Minute); err != nil {
+		if l, err = s.Acquire(t.Context(), jetbox.Candidate{Owner: "next", Length: time.Minute}); err != nil {
 			t.Fatal(err)
 		}
 		if waited := time.Since(killed); waited > 20*killedLease {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/outbox/sqlite"
 )
 
@@ -112,7 +113,7 @@ func TestTheShellMakesAndFillsAnOutbox(t *testing.T) {
 
 	s := open(t, path)
 	defer s.Close()
-	l, err := s.Acquire(t.Context(), "a", time.Minute)
+	l, err := s.Acquire(t.Context(), jetbox.Candidate{Owner: "a", Length: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
