@@ -29,10 +29,13 @@ var defaults = []string{
 	"wal_level=logical",
 	"max_wal_senders=50",
 	"max_replication_slots=50",
+	"min_wal_size=32MB", // the folder may be in memory
+	"max_wal_size=256MB",
 	"fsync=off",
 	"synchronous_commit=on",
 	"full_page_writes=off",
 	"logging_collector=off",
+	"log_checkpoints=off",
 	"log_line_prefix=%m [%p] %q%d ",
 }
 

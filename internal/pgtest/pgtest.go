@@ -14,7 +14,8 @@
 // root, the servers run as the user postgres, as they refuse to run as root.
 //
 // A cluster of ours forgives the death of a process, not that of the machine:
-// fsync is off. Nothing here works in a synctest bubble, where waiting for a
+// fsync is off, and the data is in memory where /dev/shm has room, unless TMPDIR
+// names another place. Nothing here works in a synctest bubble, where waiting for a
 // socket stops the clock. Between the calls no goroutine is left running.
 package pgtest
 

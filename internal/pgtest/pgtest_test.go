@@ -83,6 +83,17 @@ func TestDatabasesAreFreshAndSeparate(t *testing.T) {
 	}
 }
 
+func TestServerOfTheEnvironmentIsUsed(t *testing.T) {
+	c, err := sharedCluster()
+	if err != nil {
+		giveUp(t, err)
+	}
+	t.Setenv(serverVariable, c.url("postgres")+"&application_name=named")
+	if name := query(t, connect(t, URL(t)), "SHOW application_name"); name != "named" {
+		t.Errorf("application_name = %q, want named, from the URL in %s", name, serverVariable)
+	}
+}
+
 func TestParallelTestsGetDatabasesOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -151,9 +162,7 @@ func TestDatabaseIsDroppedUnderItsUsers(t *testing.T) {
 func TestNoGoroutineRunsBetweenCalls(t *testing.T) {
 	// Not parallel: it counts.
 	before := runtime.NumGoroutine()
-	c := Start(t)
-	u := c.URL(t)
-	Bouncer(t, u, "transaction")
+	Bouncer(t, URL(t), "transaction")
 	eventually(t, func() string {
 		if n := runtime.NumGoroutine(); n > before {
 			stacks := make([]byte, 1<<20)
@@ -195,28 +204,24 @@ type runFunc func() int
 
 func (f runFunc) Run() int { return f() }
 
-// This is the process that TestKilledProcessLeavesNothing kills.
-func TestKilledProcess(t *testing.T) {
-	if os.Getenv(killedVariable) == "" {
-		t.Skip("only for TestKilledProcessLeavesNothing, which runs it")
-	}
+// beKilled is what the process does that TestKilledProcessLeavesNothing kills.
+func beKilled(t *testing.T) {
 	c := Start(t)
 	Bouncer(t, c.URL(t), "transaction")
-	c.Pause(t) // also when the server cannot act
+	c.Pause(t) // a server that cannot act by itself goes too
 	fmt.Println("at", c.home.path)
 	time.Sleep(time.Hour)
 }
 
 func TestKilledProcessLeavesNothing(t *testing.T) {
+	if os.Getenv(killedVariable) != "" {
+		beKilled(t)
+	}
 	t.Parallel()
 	if _, err := findServer(); err != nil {
 		giveUp(t, err)
 	}
-	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestKilledProcess$", "-test.v")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestKilledProcessLeavesNothing$", "-test.v")
 	cmd.Env = append(os.Environ(), killedVariable+"=1", "CI=true")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -269,53 +274,53 @@ func processesIn(path string) (pids []string) {
 	return pids
 }
 
-func TestClusterRestartsOnItsPortAndData(t *testing.T) {
+// One cluster for both, as each takes a while to create.
+func TestClusterCanBeStoppedAndPaused(t *testing.T) {
 	t.Parallel()
 	c := Start(t, "max_prepared_transactions=10", "application_name=it's")
 	u := c.URL(t)
 	conn := connect(t, u)
-	if n := query(t, conn, "SHOW max_prepared_transactions"); n != "10" {
-		t.Errorf("max_prepared_transactions = %q, want 10", n)
+	if got := query(t, conn, "SELECT concat_ws(' ', current_setting('max_prepared_transactions'), reset_val) FROM pg_settings WHERE name = 'application_name'"); got != "10 it's" {
+		t.Errorf("settings = %q, want those of Start", got)
 	}
 	query(t, conn, "CREATE TABLE events AS SELECT 1 AS n")
 	for name, stop := range map[string]func(testing.TB){"stop": c.Stop, "crash": c.Crash} {
-		stop(t)
-		if _, err := pgconn.Connect(t.Context(), u); err == nil {
-			t.Fatalf("the server answers after %s", name)
+		t.Run("restarts on its port and data after "+name, func(t *testing.T) {
+			stop(t)
+			if _, err := pgconn.Connect(t.Context(), u); err == nil {
+				t.Fatal("the server still answers")
+			}
+			c.Run(t)
+			if n := query(t, connect(t, u), "SELECT n FROM events"); n != "1" {
+				t.Errorf("n = %q, want 1", n)
+			}
+		})
+	}
+	t.Run("accepts and stays silent in a pause", func(t *testing.T) {
+		conn := connect(t, u)
+		c.Pause(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if _, err := tryQuery(ctx, conn, "SELECT 1"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("query = %v, want no answer", err)
 		}
-		c.Run(t)
-		conn = connect(t, u)
-		if n := query(t, conn, "SELECT n FROM events"); n != "1" {
-			t.Errorf("after %s n = %q, want 1", name, n)
+		ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if _, err := pgconn.Connect(ctx, u); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("connect = %v, want no answer", err)
 		}
-	}
-}
-
-func TestPausedServerAcceptsAndStaysSilent(t *testing.T) {
-	t.Parallel()
-	c := Start(t)
-	u := c.URL(t)
-	conn := connect(t, u)
-	c.Pause(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-	if _, err := tryQuery(ctx, conn, "SELECT 1"); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("query in the pause = %v, want no answer", err)
-	}
-	if _, err := pgconn.Connect(ctx, u); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("connect in the pause = %v, want no answer", err)
-	}
-	c.Resume(t)
-	if n := query(t, connect(t, u), "SELECT 1"); n != "1" {
-		t.Errorf("after the pause n = %q, want 1", n)
-	}
-	c.Pause(t)
-	c.Stop(t) // a pause does not keep it
+		c.Resume(t)
+		if n := query(t, connect(t, u), "SELECT n FROM events"); n != "1" {
+			t.Errorf("after the pause n = %q, want 1", n)
+		}
+		c.Pause(t)
+		c.Stop(t) // a pause does not keep it
+	})
 }
 
 func TestBouncerPoolsByItsMode(t *testing.T) {
 	t.Parallel()
-	u := URL(t)
+	u := strings.Replace(URL(t), "postgres@", "postgres:it%27s@", 1) // the server asks for none
 	for mode, want := range map[string]string{"transaction": "shared", "session": "mine"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -397,19 +402,5 @@ func TestTailShowsTheEntriesOfOneDatabase(t *testing.T) {
 	}
 	if got := tail(path, ""); got != log {
 		t.Errorf("tail without a word = %q, want all of it", got)
-	}
-}
-
-func BenchmarkURL(b *testing.B) {
-	URL(b)
-	for b.Loop() {
-		server := shared.cluster.url("postgres")
-		name := newName()
-		if err := execute(server, "CREATE DATABASE "+name); err != nil {
-			b.Fatal(err)
-		}
-		if err := dropDatabase(server, name); err != nil {
-			b.Fatal(err)
-		}
 	}
 }
