@@ -1,0 +1,201 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/seed-5e04d8fb/jetbox"
+)
+
+// recordBatch is how many outcomes one transaction records.
+const recordBatch = 1000
+
+// Record writes what became of claimed rows, and shrinks the claimed ranges to
+// what is unresolved. Only rows that are still pending change, so repeating it is
+// harmless. No row is touched that no outcome names.
+func (s *Store) Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Outcome) error {
+	for batch := range slices.Chunk(outcomes, recordBatch) {
+		if err := s.record(ctx, l, batch); err != nil {
+			return fmt.Errorf("record outcomes in outbox %q: %w", s.cfg.Table, err)
+		}
+	}
+	return nil
+}
+
+// removal says for a group of published rows where they were stored and what
+// happens to them.
+type group struct {
+	stream string
+	remove jetbox.Removal
+}
+
+// sorted is a batch of outcomes by what has to be done.
+type sorted struct {
+	published map[group][]jetbox.Outcome
+	retry     []jetbox.Outcome
+	dead      []jetbox.Outcome
+	settled   []int64 // rows that no longer hold their key
+}
+
+func sortOut(outcomes []jetbox.Outcome) (sorted, error) {
+	s := sorted{published: make(map[group][]jetbox.Outcome)}
+	for _, o := range outcomes {
+		switch o.State {
+		case jetbox.Published:
+			g := group{o.Stream, o.Remove}
+			s.published[g] = append(s.published[g], o)
+		case jetbox.Pending:
+			s.retry = append(s.retry, o)
+		case jetbox.DeadLetter:
+			s.dead = append(s.dead, o)
+		default:
+			return s, fmt.Errorf("outcome of row %d: state %q is not one a publish ends in", o.Pos, o.State)
+		}
+		if o.State != jetbox.Pending && !o.Freeze {
+			s.settled = append(s.settled, o.Pos)
+		}
+	}
+	return s, nil
+}
+
+func (s *Store) record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Outcome) error {
+	sorted, err := sortOut(outcomes)
+	if err != nil {
+		return err
+	}
+	b := newBatch()
+	s.fence(b, l)
+	// First, while the rows are still there to name their keys.
+	if len(sorted.settled) > 0 {
+		s.queueWakeKeys(b, sorted.settled, jetbox.Pending, fenced, l.Owner, l.Epoch)
+	}
+	for g, outcomes := range sorted.published {
+		s.queuePublished(b, l, g, outcomes)
+	}
+	if len(sorted.retry) > 0 {
+		s.queueRetry(b, l, sorted.retry)
+	}
+	if len(sorted.dead) > 0 {
+		s.queueDead(b, l, sorted.dead)
+	}
+	b.Queue(s.sql(shrinkSQL), l.Owner, l.Epoch)
+	return s.send(ctx, b)
+}
+
+func positions(outcomes []jetbox.Outcome) (ids, seqs []int64) {
+	ids, seqs = make([]int64, len(outcomes)), make([]int64, len(outcomes))
+	for i, o := range outcomes {
+		ids[i], seqs[i] = o.Pos, int64(o.StreamSeq)
+	}
+	return ids, seqs
+}
+
+func (s *Store) queuePublished(b *batch, l jetbox.Lease, g group, outcomes []jetbox.Outcome) {
+	const leave = `WITH gone AS (DELETE FROM {queue} WHERE id = ANY($3::bigint[]) AND ` + fenced + `)`
+	const which = `id = ANY($3::bigint[]) AND status = 'PENDING' AND ` + fenced
+	ids, seqs := positions(outcomes)
+	switch g.remove {
+	case jetbox.Delete:
+		b.Queue(s.sql(leave+` DELETE FROM {outbox} WHERE `+which), l.Owner, l.Epoch, ids)
+	case jetbox.Archive:
+		b.Queue(s.sql(leave+`, removed AS (DELETE FROM {outbox} WHERE `+which+` RETURNING *)
+			INSERT INTO {archive} (`+columns+`, archived_at) SELECT `+publishedColumns+`, clock_timestamp()
+				FROM removed r JOIN unnest($3::bigint[], $4::bigint[]) AS u (id, seq) USING (id)
+				ON CONFLICT (id) DO UPDATE SET (`+columns+`, archived_at) = ROW(excluded.*)`), l.Owner, l.Epoch, ids, seqs, g.stream)
+	default:
+		b.Queue(s.sql(leave+`UPDATE {outbox} o SET status = 'PUBLISHED', published_at = clock_timestamp(), stream = nullif($5, ''),
+				stream_seq = nullif(u.seq, 0), last_error = NULL
+			FROM unnest($3::bigint[], $4::bigint[]) AS u (id, seq)
+			WHERE o.id = u.id AND o.status = 'PENDING' AND `+fenced), l.Owner, l.Epoch, ids, seqs, g.stream)
+	}
+}
+
+// queueRetry makes rows wait for their next attempt, and their keys with them.
+func (s *Store) queueRetry(b *batch, l jetbox.Lease, outcomes []jetbox.Outcome) {
+	ids, reasons, attempts := failures(outcomes)
+	delays := make([]int64, len(outcomes))
+	for i, o := range outcomes {
+		delays[i] = o.Delay.Microseconds()
+	}
+	b.Queue(s.sql(`WITH r AS (
+			UPDATE {outbox} o SET attempts = o.attempts + u.attempts, last_error = u.reason,
+				available_at = clock_timestamp() + u.delay * interval '1 microsecond'
+			FROM unnest($3::bigint[], $4::text[], $5::int[], $6::bigint[]) AS u (id, reason, attempts, delay)
+			WHERE o.id = u.id AND o.status = 'PENDING' AND `+fenced+`
+			RETURNING o.id, o.aggregate_type, o.aggregate_id, o.available_at),
+			gone AS (DELETE FROM {queue} q USING r WHERE q.id = r.id)
+		INSERT INTO {wait} (id, hold, shard, due, key_hash, aggregate_type, aggregate_id)
+			SELECT r.id, 2, {fn_shard}(r.aggregate_type, r.aggregate_id, r.id), r.available_at, {hash r}, r.aggregate_type, r.aggregate_id FROM r
+			ON CONFLICT (id) DO UPDATE SET hold = 2, due = excluded.due`), l.Owner, l.Epoch, ids, reasons, attempts, delays)
+}
+
+// queueDead parks rows, with a copy, and freezes the keys that are to be frozen.
+func (s *Store) queueDead(b *batch, l jetbox.Lease, outcomes []jetbox.Outcome) {
+	ids, reasons, attempts := failures(outcomes)
+	freeze := make([]bool, len(outcomes))
+	for i, o := range outcomes {
+		freeze[i] = o.Freeze
+	}
+	b.Queue(s.sql(`WITH r AS (
+			UPDATE {outbox} o SET status = 'DEAD_LETTER', attempts = o.attempts + u.attempts, last_error = u.reason
+			FROM unnest($3::bigint[], $4::text[], $5::int[], $6::bool[]) AS u (id, reason, attempts, holds)
+			WHERE o.id = u.id AND o.status = 'PENDING' AND `+fenced+`
+			RETURNING o.*, u.holds),
+			gone AS (DELETE FROM {queue} q USING r WHERE q.id = r.id),
+			frozen AS (
+				INSERT INTO {wait} (id, hold, shard, key_hash, aggregate_type, aggregate_id)
+				SELECT r.id, 2, {fn_shard}(r.aggregate_type, r.aggregate_id, r.id), {hash r}, r.aggregate_type, r.aggregate_id
+				FROM r WHERE r.holds
+				ON CONFLICT (id) DO UPDATE SET hold = 2, due = NULL)
+		INSERT INTO {dead} (`+columns+`, dead_at) SELECT `+columns+`, clock_timestamp() FROM r
+			ON CONFLICT (id) DO UPDATE SET (`+columns+`, dead_at) = ROW(excluded.*)`), l.Owner, l.Epoch, ids, reasons, attempts, freeze)
+}
+
+func failures(outcomes []jetbox.Outcome) (ids []int64, reasons []string, attempts []int32) {
+	ids, reasons, attempts = make([]int64, len(outcomes)), make([]string, len(outcomes)), make([]int32, len(outcomes))
+	for i, o := range outcomes {
+		ids[i], reasons[i] = o.Pos, storable(o.Reason)
+		if o.Attempted {
+			attempts[i] = 1
+		}
+	}
+	return ids, reasons, attempts
+}
+
+// queueWakeKeys takes rows that are settled out of the waiting ones, where they
+// were waiting for a retry, or frozen, and wakes the next rows behind them. Only
+// some: each of those, when it is settled, wakes the next, so that a key with a
+// hundred thousand rows behind it comes back without one long transaction. Only
+// rows that are in the state given count, and the condition has its arguments.
+func (s *Store) queueWakeKeys(b *batch, settled []int64, state jetbox.State, condition string, args ...any) {
+	n := len(args)
+	b.Queue(s.sql(strings.NewReplacer("{cond}", condition, "{ids}", fmt.Sprintf("$%d::bigint[]", n+1),
+		"{state}", fmt.Sprintf("$%d", n+2), "{limit}", fmt.Sprintf("$%d", n+3)).Replace(`WITH freed AS (
+			DELETE FROM {wait} w USING {outbox} o WHERE EXISTS (SELECT FROM {wait} WHERE hold = 2)
+				AND w.hold = 2 AND w.id = ANY({ids}) AND o.id = w.id AND o.status = {state} AND {cond}
+			RETURNING w.id),
+		keys AS (
+			SELECT DISTINCT o.aggregate_type, o.aggregate_id FROM {outbox} o
+			WHERE EXISTS (SELECT FROM {wait} WHERE hold = 3)
+				AND o.id = ANY({ids}) AND o.status = {state} AND o.aggregate_id <> '' AND {cond}),
+		next AS (
+			SELECT w.id FROM keys s CROSS JOIN LATERAL (
+				SELECT w.id FROM {wait} w WHERE w.hold = 3 AND {w has the key of s}
+					AND NOT EXISTS (SELECT FROM {wait} p WHERE p.hold = 2 AND {p has the key of w}
+						AND p.id < w.id AND NOT EXISTS (SELECT FROM freed f WHERE f.id = p.id))
+				ORDER BY w.id LIMIT {limit}) w),
+		woken AS (DELETE FROM {wait} w USING next WHERE w.id = next.id RETURNING w.id, w.shard)
+		INSERT INTO {queue} (id, shard) SELECT id, shard FROM woken ON CONFLICT DO NOTHING`)),
+		append(args, settled, string(state), wakeKeyBatch)...)
+}
+
+// wakeKeyBatch is how many rows behind a key are woken at once.
+const wakeKeyBatch = 300
+
+// shrinkSQL cuts the claimed ranges down to rows that are still unresolved.
+const shrinkSQL = `UPDATE {shard} s SET
+		claimed_from = (SELECT min(q.id) FROM {queue} q WHERE q.shard = s.shard AND q.id BETWEEN s.claimed_from AND s.claimed_to),
+		claimed_to = (SELECT max(q.id) FROM {queue} q WHERE q.shard = s.shard AND q.id BETWEEN s.claimed_from AND s.claimed_to)
+	WHERE s.owner = $1 AND s.claimed_from IS NOT NULL AND ` + fenced
