@@ -77,6 +77,10 @@ func (s *session) publish(batch []outbound) (outcomes []jetbox.Outcome, outage e
 	if t.duplicates > 0 {
 		s.cfg.Logger.LogAttrs(s.ctx, slog.LevelInfo, "broker had events already", slog.Int("count", t.duplicates))
 	}
+	if t.late > 0 {
+		s.cfg.Logger.LogAttrs(s.ctx, slog.LevelInfo, "events published after later ones of their ordering key: "+
+			"their transactions ended too late", slog.Int("count", t.late))
+	}
 	s.rested(t.resting, t.acked)
 	return t.outcomes, t.outage
 }
@@ -88,6 +92,7 @@ type tally struct {
 	resting    error // why rows sleep in an outage of their own
 	acked      bool  // some row got its PubAck
 	duplicates int
+	late       int // rows published after a higher one of their key
 }
 
 // judge turns the result of one message into an outcome or an outage. A message
@@ -102,6 +107,10 @@ func (s *session) judge(t *tally, b outbound, res result) {
 		t.acked = true
 		if res.ack.Duplicate {
 			t.duplicates++
+		}
+		if o.State == jetbox.Published && s.cameLate(b, res.ack.Duplicate) {
+			t.late++
+			s.cfg.Hooks.LateFunc()
 		}
 		t.outcomes = append(t.outcomes, o)
 		return
@@ -148,6 +157,17 @@ func (s *session) stored(b outbound, res result) (jetbox.Outcome, error) {
 		StreamSeq: res.ack.Sequence,
 		Remove:    s.cfg.removal(),
 	}, nil
+}
+
+// cameLate notes that a row is on the stream, and reports whether it became visible
+// only after a higher one of its key was published. A row that was scheduled came
+// when it should, and of one that the broker had already this is not known.
+func (s *session) cameLate(b outbound, duplicate bool) (late bool) {
+	if b.key == "" {
+		return false
+	}
+	late = s.late.published(b.key, b.row.Pos)
+	return late && !duplicate && b.row.Event.NotBefore.IsZero()
 }
 
 // failed is the outcome of a row that was refused for itself.

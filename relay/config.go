@@ -91,6 +91,12 @@ type Hooks struct {
 	// FailedFunc is called for each publish that failed, with its class: one of
 	// "outage", "row", "permanent", "record".
 	FailedFunc func(class string)
+
+	// LateFunc is called for each row that was published although a higher one of
+	// its ordering key was published before: its transaction had not ended by
+	// then. What this relay does not remember, or did not publish itself, is not
+	// counted.
+	LateFunc func()
 }
 
 func (c Config) withDefaults() Config {
@@ -114,6 +120,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Hooks.FailedFunc == nil {
 		c.Hooks.FailedFunc = func(string) {}
+	}
+	if c.Hooks.LateFunc == nil {
+		c.Hooks.LateFunc = func() {}
 	}
 	return c
 }

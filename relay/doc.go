@@ -7,9 +7,13 @@
 // ordering key are stored in the order of their row ids, one of them on the wire
 // at a time, also when one fails, when a relay dies and when another takes over.
 //
-// A relay works while it holds the lease of its source; others stand by. Every
-// write is fenced by the lease's epoch, every send by the relay's own monotonic
-// clock. It never waits for the network with a database transaction open.
+// A relay works while it holds the lease of its source; others stand by, or share
+// the source with it, each with some shards of the keys. What another relay should
+// have is given back when what was sent of it is recorded. A relay that has been
+// unable to publish or to record for a whole lease says so, and hands over if
+// another can. Every write is fenced by the lease's epoch, every send by the relay's
+// own monotonic clock. It never waits for the network with a database transaction
+// open.
 //
 // Failures are of four classes. An outage (broker away, stream missing or full,
 // permission refused) stops sending, counts against no row and heals without a
@@ -18,7 +22,8 @@
 // parked after MaxAttempts. And when the outcome cannot be recorded the relay
 // keeps it in hand and publishes nothing more until it can.
 //
-// A Relay does not order events across keys.
+// A Relay does not order events across keys. A row that becomes visible after a
+// higher one of its key was published is published next, and counted.
 //
 // Not done yet: looking on the stream for rows of unknown outcome that are older
 // than the duplicate window (they are sent again, so beyond the window a second

@@ -1,11 +1,13 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
 )
@@ -34,6 +36,10 @@ type Health struct {
 
 	// Reason says what is wrong, or who works while this one stands by.
 	Reason string
+
+	// Shards is how many shards of the source this relay holds now, 0 while it
+	// stands by.
+	Shards int
 }
 
 // part is what a relay depends on; each has at most one fault at a time.
@@ -56,11 +62,22 @@ type health struct {
 	role   Role
 	holder string
 	faults [parts]error
+
+	// troubled is since when there has always been a fault that keeps this relay,
+	// and perhaps not another, from publishing. failed is when publishing or
+	// recording failed last. gaveUp is what unable said last.
+	troubled, failed time.Time
+	gaveUp           bool
 }
 
 // Health says whether rows can flow. It is safe for concurrent use.
 func (r *Relay) Health() Health {
-	h := &r.health
+	state := r.health.state()
+	state.Shards = r.share.now().Shards
+	return state
+}
+
+func (h *health) state() Health {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	role := h.role
@@ -90,9 +107,44 @@ func (h *health) setRole(role Role, holder string) (changed bool) {
 	if role != RoleActive {
 		// What kept this relay from publishing or recording is no longer its
 		// business; whether it can reach broker and database still is.
-		h.faults[partPublish], h.faults[partRecord] = nil, nil
+		h.set(partPublish, nil)
+		h.set(partRecord, nil)
 	}
 	return changed
+}
+
+// set notes the fault of a part, nil for none, and since when there is trouble. mu
+// is locked.
+func (h *health) set(p part, err error) {
+	now := time.Now()
+	if (p == partPublish || p == partRecord) && (err != nil || h.faults[p] != nil) {
+		h.failed = now
+	}
+	h.faults[p] = err
+	switch {
+	case cmp.Or(h.faults[partBroker], h.faults[partPublish], h.faults[partRecord]) == nil:
+		h.troubled = time.Time{}
+	case h.troubled.IsZero():
+		h.troubled = now
+	}
+}
+
+// unable reports whether another relay, if there is one, should have this one's
+// part: it has been in trouble for a whole lease. A fault of the database is none,
+// it reaches everybody. It is able again when the trouble is over, but publishing
+// and recording get a rest of three leases after they failed last: a standby cannot
+// try them, so without it two half-broken relays would hand a source to and fro.
+func (h *health) unable(lease time.Duration) (unable bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	switch {
+	case h.troubled.IsZero():
+		h.gaveUp = h.gaveUp && now.Sub(h.failed) < 3*lease
+	case now.Sub(h.troubled) >= lease:
+		h.gaveUp = true
+	}
+	return h.gaveUp
 }
 
 // fault notes that a part fails, or with a nil error that it works. Only changes
@@ -108,7 +160,7 @@ func (r *Relay) fault(ctx context.Context, p part, err error) {
 	if err != nil {
 		err = fmt.Errorf("%v: %w", p, err)
 	}
-	r.health.faults[p] = err
+	r.health.set(p, err)
 	r.health.mu.Unlock()
 	switch {
 	case err != nil && (before == nil || before.Error() != err.Error()):

@@ -25,7 +25,9 @@ type Relay struct {
 	denials *denials
 	engine  engine
 	retry   delay.Policy
+	late    *highest // used by the loop alone
 	wake    chan struct{}
+	share   share
 	health  health
 	started sync.Once
 }
@@ -60,6 +62,7 @@ func New(src Source, js jetstream.JetStream, cfg Config) (*Relay, error) {
 		denials: denied,
 		engine:  eng,
 		retry:   delay.Policy{Initial: cfg.Backoff, Max: cfg.MaxBackoff},
+		late:    newHighest(),
 		wake:    make(chan struct{}, 1),
 	}, nil
 }
@@ -102,8 +105,11 @@ func (r *Relay) run(ctx context.Context) error {
 			r.fault(ctx, partDatabase, fmt.Errorf("acquire lease: %w", err))
 		case lease.Held:
 			r.fault(ctx, partDatabase, nil)
-			r.lead(ctx, lease, asked)
-			continue
+			if gaveBack := r.lead(ctx, lease, asked); !gaveBack {
+				continue
+			}
+			// Whom it stands by for the next Acquire says. Others come first.
+			r.health.setRole(RoleStandby, "other relays")
 		default:
 			r.fault(ctx, partDatabase, nil)
 			r.standBy(ctx, lease)
@@ -119,7 +125,7 @@ func (r *Relay) run(ctx context.Context) error {
 
 // candidate is what this relay asks for the lease as.
 func (r *Relay) candidate() jetbox.Candidate {
-	return jetbox.Candidate{Owner: r.owner, Length: r.cfg.Lease}
+	return jetbox.Candidate{Owner: r.owner, Length: r.cfg.Lease, Unable: r.health.unable(r.cfg.Lease)}
 }
 
 func (r *Relay) standBy(ctx context.Context, l jetbox.Lease) {
@@ -129,10 +135,14 @@ func (r *Relay) standBy(ctx context.Context, l jetbox.Lease) {
 }
 
 // lead works for as long as the lease, asked for at a time, is ours and ctx is
-// not done.
-func (r *Relay) lead(ctx context.Context, lease jetbox.Lease, asked time.Time) {
+// not done. It reports whether the lease ended because all of it was given back to
+// other relays.
+func (r *Relay) lead(ctx context.Context, lease jetbox.Lease, asked time.Time) (gaveBack bool) {
+	r.share.begin(lease)
+	defer r.share.begin(jetbox.Lease{})
 	r.health.setRole(RoleActive, "")
-	r.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "lease acquired", slog.Int64("epoch", lease.Epoch))
+	r.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "lease acquired",
+		slog.Int64("epoch", lease.Epoch), slog.Int("shards", lease.Shards))
 
 	// What has begun outlives the stop, for DrainTimeout.
 	hard, cancelHard := context.WithCancel(context.WithoutCancel(ctx))
@@ -142,7 +152,7 @@ func (r *Relay) lead(ctx context.Context, lease jetbox.Lease, asked time.Time) {
 
 	leadCtx, lost := context.WithCancelCause(ctx)
 	defer lost(nil)
-	s := &session{Relay: r, lease: lease, ctx: leadCtx, hard: hard}
+	s := &session{Relay: r, ctx: leadCtx, hard: hard}
 	s.extend(asked)
 
 	var wg sync.WaitGroup
@@ -152,13 +162,18 @@ func (r *Relay) lead(ctx context.Context, lease jetbox.Lease, asked time.Time) {
 	lost(err)
 	wg.Wait()
 
-	if errors.Is(err, jetbox.ErrLeaseLost) || errors.Is(context.Cause(leadCtx), jetbox.ErrLeaseLost) {
+	cause := context.Cause(leadCtx)
+	switch {
+	case errors.Is(err, errGivenBack), errors.Is(cause, errGivenBack):
+		return true
+	case errors.Is(err, jetbox.ErrLeaseLost), errors.Is(cause, jetbox.ErrLeaseLost):
 		r.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "lease lost to another relay", slog.Int64("epoch", lease.Epoch))
-		return
+		return false
 	}
 	if err := r.src.Release(hard, lease); err != nil {
 		r.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "lease not released, it runs out by itself", slog.Any("err", err))
 	}
+	return false
 }
 
 // watchSource passes the source's hints on to whoever waits for rows.

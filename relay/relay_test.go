@@ -98,7 +98,9 @@ func (r *rig) append(events ...*jetbox.Event) {
 // start runs a relay until the returned stop is called, which waits for its end.
 func (r *rig) start(src relay.Source, cfg relay.Config) (rel *relay.Relay, stop func()) {
 	r.t.Helper()
-	cfg.Logger = slog.New(slog.DiscardHandler)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
 	rel, err := relay.New(src, r.js, cfg)
 	r.must(err)
 	ctx, cancel := context.WithCancel(context.Background())

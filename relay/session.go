@@ -16,7 +16,6 @@ import (
 // session is the time a relay holds one lease.
 type session struct {
 	*Relay
-	lease jetbox.Lease
 
 	// ctx ends with the stop, or when the lease is lost: nothing new begins.
 	// hard ends DrainTimeout later: what has begun is given up.
@@ -32,6 +31,11 @@ type session struct {
 	resting      error
 	restingUntil time.Time
 	flowed       time.Time
+
+	// unrecorded are outcomes that could not be recorded before everything had to
+	// be given back. They are, if it is kept after all; otherwise the next holder
+	// finds rows of unknown outcome, as after a crash.
+	unrecorded []jetbox.Outcome
 }
 
 // extend sets the end of the lease, counted from before it was asked for.
@@ -49,52 +53,44 @@ func (s *session) maySend() (ok bool) {
 }
 
 // keepLease renews the lease, whatever the batches do, until ctx is done. When
-// another relay has it, lost is called.
+// another relay has it, or nothing is left of it, lost is called.
 func (s *session) keepLease(lost context.CancelCauseFunc) {
 	for {
 		pause(s.ctx, s.cfg.Lease/3)
 		if s.ctx.Err() != nil {
 			return
 		}
-		asked := time.Now()
+		asked, yields := time.Now(), s.share.yielded()
 		l, err := s.src.Acquire(s.ctx, s.candidate())
-		switch {
-		case err != nil:
+		if err != nil {
 			// Not fatal: until another relay takes it, the lease is ours. But
 			// nothing is sent past its end.
 			s.fault(s.ctx, partDatabase, fmt.Errorf("renew lease: %w", err))
-		case !l.Held || l.Epoch != s.lease.Epoch:
-			lost(jetbox.ErrLeaseLost)
+			continue
+		}
+		if err := s.share.renew(l, yields); err != nil {
+			lost(err)
 			return
-		default:
-			s.extend(asked)
+		}
+		s.extend(asked)
+		if l.Excess > 0 {
+			s.Wake() // an idle loop would keep them until it polls
 		}
 	}
 }
 
 // loop claims, publishes and records until there is an end to the session: nil
-// after a stop, ErrLeaseLost after a takeover.
+// after a stop, ErrLeaseLost after a takeover, errGivenBack with no shard left.
 func (s *session) loop() error {
 	wait := s.outageBackoff()
 	for s.ctx.Err() == nil {
-		var rows []jetbox.Row
-		err := s.past()
-		if err == nil {
-			rows, err = s.claim()
-		}
-		if errors.Is(err, jetbox.ErrLeaseLost) {
-			return err
-		}
-		if err == nil && len(rows) > 0 {
-			err = s.work(rows)
-			if errors.Is(err, jetbox.ErrLeaseLost) {
-				return err
-			}
-		}
+		claimed, err := s.step()
 		switch {
+		case errors.Is(err, jetbox.ErrLeaseLost), errors.Is(err, errGivenBack):
+			return err
 		case err != nil:
 			pause(s.ctx, wait.NextBackOff())
-		case len(rows) == 0:
+		case claimed == 0:
 			wait.Reset()
 			s.publishFault(nil) // what could not be published is gone, or sleeps
 			s.idle()
@@ -102,7 +98,26 @@ func (s *session) loop() error {
 			wait.Reset()
 		}
 	}
-	return nil
+	return s.record(s.unrecorded)
+}
+
+// step gives back what another relay should have, and claims, publishes and
+// records one batch.
+func (s *session) step() (claimed int, err error) {
+	if err := s.past(); err != nil {
+		return 0, err
+	}
+	if err := s.yield(); err != nil {
+		return 0, err
+	}
+	if err := s.record(s.unrecorded); err != nil {
+		return 0, err
+	}
+	rows, err := s.claim()
+	if err != nil || len(rows) == 0 {
+		return 0, err
+	}
+	return len(rows), s.work(rows)
 }
 
 // stopped reports that nothing new may begin.
@@ -130,7 +145,7 @@ func (s *session) outageBackoff() backoff.BackOff {
 }
 
 func (s *session) claim() ([]jetbox.Row, error) {
-	rows, err := s.src.Claim(s.ctx, s.lease, s.cfg.Batch)
+	rows, err := s.src.Claim(s.ctx, s.share.now(), s.cfg.Batch)
 	if err != nil && s.ctx.Err() == nil {
 		s.fault(s.ctx, partDatabase, err)
 		return nil, err
@@ -172,15 +187,17 @@ func (s *session) work(rows []jetbox.Row) error {
 // record writes outcomes, for as long as it takes: what the broker has must be
 // recorded before anything else is published, or a full disk makes the relay
 // publish the same rows for ever. The stream has them even when ctx is done
-// already; a clean stop must not publish the whole batch again.
+// already; a clean stop must not publish the whole batch again. It gives up when
+// another relay should have everything: perhaps that one can record.
 func (s *session) record(outcomes []jetbox.Outcome) error {
 	if len(outcomes) == 0 {
 		return nil
 	}
 	wait := s.outageBackoff()
 	for {
-		err := s.src.Record(s.hard, s.lease, outcomes)
+		err := s.src.Record(s.hard, s.share.now(), outcomes)
 		if err == nil {
+			s.unrecorded = nil
 			s.fault(s.ctx, partRecord, nil)
 			return nil
 		}
@@ -189,6 +206,10 @@ func (s *session) record(outcomes []jetbox.Outcome) error {
 		}
 		s.cfg.Hooks.FailedFunc(classRecord)
 		s.fault(s.ctx, partRecord, fmt.Errorf("cannot record outcomes, publishing stops: %w", err))
+		if s.mustLeave() {
+			s.unrecorded = outcomes
+			return err
+		}
 		pause(s.hard, wait.NextBackOff())
 	}
 }
@@ -209,7 +230,7 @@ func (s *session) prune() {
 		every = min(every, max(time.Second, keep/10))
 	}
 	for s.ctx.Err() == nil {
-		_, err := p.Prune(s.ctx, s.lease, time.Now().Add(-keep), s.cfg.Archive)
+		_, err := p.Prune(s.ctx, s.share.now(), time.Now().Add(-keep), s.cfg.Archive)
 		if err != nil && s.ctx.Err() == nil && !errors.Is(err, jetbox.ErrLeaseLost) {
 			s.cfg.Logger.LogAttrs(s.ctx, slog.LevelWarn, "prune failed, will retry", slog.Any("err", err))
 		}
