@@ -22,6 +22,7 @@ type readiness struct {
 	Ready  bool   `json:"ready"`
 	Role   string `json:"role"`             // starting, active, standby, stopping or stopped
 	Reason string `json:"reason,omitempty"` // what is wrong, or whom it stands by for
+	Shards int    `json:"shards"`           // held now, also while what is in hand is finished
 }
 
 func (h *health) starting(reason string) {
@@ -48,14 +49,15 @@ func (h *health) now() readiness {
 	h.mu.Lock()
 	ask, reason, stopping := h.ask, h.reason, h.stopping
 	h.mu.Unlock()
-	switch {
-	case stopping:
-		return readiness{Role: "stopping", Reason: "asked to stop"}
-	case ask == nil:
-		return readiness{Role: "starting", Reason: reason}
+	r := readiness{Role: "starting", Reason: reason}
+	if ask != nil {
+		is := ask()
+		r = readiness{Ready: is.Ready, Role: string(is.Role), Reason: is.Reason, Shards: is.Shards}
 	}
-	r := ask()
-	return readiness{Ready: r.Ready, Role: string(r.Role), Reason: r.Reason}
+	if stopping {
+		r.Ready, r.Role, r.Reason = false, "stopping", "asked to stop"
+	}
+	return r
 }
 
 // serveReady answers 200 while rows can flow, through this relay or the one it

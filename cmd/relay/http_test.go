@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -31,19 +32,19 @@ func TestReadyTellsRoleAndReason(t *testing.T) {
 			t.Errorf("%s: %d %s, want %d %s", when, w.Code, w.Body, wantStatus, wantBody)
 		}
 	}
-	check("at first", 503, `{"ready":false,"role":"starting","reason":"opening the database"}`)
+	check("at first", 503, `{"ready":false,"role":"starting","reason":"opening the database","shards":0}`)
 	h.starting("waiting for NATS: dial nats://u:hunter22@h")
-	check("waiting", 503, `{"ready":false,"role":"starting","reason":"waiting for NATS: dial nats://u:*****@h"}`)
-	state := relay.Health{Role: relay.RoleActive, Ready: true}
+	check("waiting", 503, `{"ready":false,"role":"starting","reason":"waiting for NATS: dial nats://u:*****@h","shards":0}`)
+	state := relay.Health{Role: relay.RoleActive, Ready: true, Shards: 3}
 	h.running(func() relay.Health { return state })
-	check("active", 200, `{"ready":true,"role":"active"}`)
+	check("active", 200, `{"ready":true,"role":"active","shards":3}`)
 	state = relay.Health{Role: relay.RoleStandby, Ready: true, Reason: "standing by for a"}
-	check("standing by", 200, `{"ready":true,"role":"standby","reason":"standing by for a"}`)
-	state = relay.Health{Role: relay.RoleActive, Reason: "broker: gone"}
-	check("broken", 503, `{"ready":false,"role":"active","reason":"broker: gone"}`)
+	check("standing by", 200, `{"ready":true,"role":"standby","reason":"standing by for a","shards":0}`)
+	state = relay.Health{Role: relay.RoleActive, Reason: "broker: gone", Shards: 2}
+	check("broken", 503, `{"ready":false,"role":"active","reason":"broker: gone","shards":2}`)
 	state.Ready = true
 	h.stop()
-	check("stopping", 503, `{"ready":false,"role":"stopping","reason":"asked to stop"}`)
+	check("stopping", 503, `{"ready":false,"role":"stopping","reason":"asked to stop","shards":2}`)
 }
 
 func testMux(t *testing.T, stats func(context.Context) (outbox.Stats, error), letters func(context.Context) (int, error)) (*metrics, http.Handler) {
@@ -76,6 +77,7 @@ func TestMetricsHaveTheirNames(t *testing.T) {
 	hooks.PublishedFunc(time.Millisecond, time.Second, false)
 	hooks.PublishedFunc(time.Millisecond, time.Second, true)
 	hooks.FailedFunc("outage")
+	hooks.LateFunc()
 	m.letterRouted(jetbox.ReasonTerminated)
 	text := scrape(t, mux)
 	for _, line := range []string{
@@ -85,6 +87,7 @@ func TestMetricsHaveTheirNames(t *testing.T) {
 		`jetbox_outbox_table_bytes{outbox="outbox"} 4096`,
 		`jetbox_relay_published_total{outbox="outbox"} 2`,
 		`jetbox_relay_duplicates_total{outbox="outbox"} 1`,
+		`jetbox_relay_late_rows_total{outbox="outbox"} 1`,
 		`jetbox_relay_publish_failures_total{outbox="outbox",reason="outage"} 1`,
 		`jetbox_relay_publish_failures_total{outbox="outbox",reason="permanent"} 0`,
 		`jetbox_relay_publish_failures_total{outbox="outbox",reason="record"} 0`,
@@ -98,6 +101,18 @@ func TestMetricsHaveTheirNames(t *testing.T) {
 	} {
 		if !strings.Contains(text, "\n"+line) {
 			t.Errorf("no %s", line)
+		}
+	}
+}
+
+func TestShardsMetricFollowsTheRelay(t *testing.T) {
+	t.Parallel()
+	h := &health{}
+	mux := newMux(h, newMetrics("outbox", h).registry, &redactor{})
+	for _, held := range []int{3, 16, 0} {
+		h.running(func() relay.Health { return relay.Health{Role: relay.RoleActive, Shards: held} })
+		if want := fmt.Sprintf("\njetbox_relay_shards{outbox=\"outbox\"} %d\n", held); !strings.Contains(scrape(t, mux), want) {
+			t.Errorf("with %d shards held: no line%s", held, want)
 		}
 	}
 }

@@ -23,6 +23,7 @@ const (
 	metricAckLatency    = "jetbox_relay_ack_latency_seconds"
 	metricPublishLag    = "jetbox_relay_publish_lag_seconds"
 	metricShards        = "jetbox_relay_shards"
+	metricLateRows      = "jetbox_relay_late_rows_total"
 	metricLetters       = "jetbox_dlq_letters"
 	metricRouted        = "jetbox_dlq_routed_total"
 
@@ -44,6 +45,7 @@ type metrics struct {
 	published  prometheus.Counter
 	duplicates prometheus.Counter
 	failures   *prometheus.CounterVec
+	lateRows   prometheus.Counter
 	ackLatency prometheus.Histogram
 	publishLag prometheus.Histogram
 	routed     *prometheus.CounterVec
@@ -65,6 +67,10 @@ func newMetrics(table string, h *health) *metrics {
 			Name: metricFailures, ConstLabels: outbox,
 			Help: "Publishes that failed, by class of failure.",
 		}, []string{labelReason}),
+		lateRows: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: metricLateRows, ConstLabels: outbox,
+			Help: "Rows published after a higher row of their key, because they became visible later.",
+		}),
 		ackLatency: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: metricAckLatency, ConstLabels: outbox, Buckets: ackBuckets,
 			Help: "Time from publish to PubAck.",
@@ -89,13 +95,8 @@ func newMetrics(table string, h *health) *metrics {
 	shards := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: metricShards, ConstLabels: outbox,
 		Help: "Shards of keys this relay holds now.",
-	}, func() float64 {
-		if h.now().Role == string(relay.RoleActive) {
-			return 1 // SQLite has one shard
-		}
-		return 0
-	})
-	m.registry.MustRegister(m.published, m.duplicates, m.failures, m.ackLatency, m.publishLag, m.routed, shards,
+	}, func() float64 { return float64(h.now().Shards) })
+	m.registry.MustRegister(m.published, m.duplicates, m.failures, m.lateRows, m.ackLatency, m.publishLag, m.routed, shards,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -112,6 +113,7 @@ func (m *metrics) hooks() relay.Hooks {
 			m.publishLag.Observe(lag.Seconds())
 		},
 		FailedFunc: func(class string) { m.failures.WithLabelValues(class).Inc() },
+		LateFunc:   m.lateRows.Inc,
 	}
 }
 
