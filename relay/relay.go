@@ -116,6 +116,7 @@ func (r *Relay) run(ctx context.Context) error {
 		}
 		pause(ctx, min(r.cfg.PollInterval, r.cfg.Lease/3))
 	}
+	r.leave(ctx)
 	r.health.setRole(RoleStopped, "")
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
 		return cause
@@ -131,6 +132,23 @@ func (r *Relay) candidate() jetbox.Candidate {
 func (r *Relay) standBy(ctx context.Context, l jetbox.Lease) {
 	if r.health.setRole(RoleStandby, l.Holder) {
 		r.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "standing by", slog.String("holder", l.Holder))
+	}
+}
+
+// leave takes leave of a shared source that this relay stands by for: others would
+// keep a part for it until its lease runs out.
+func (r *Relay) leave(ctx context.Context) {
+	if _, shared := r.src.(Yielder); !shared || r.health.state().Role != RoleStandby {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.DrainTimeout)
+	defer cancel()
+	r.release(ctx, jetbox.Lease{Owner: r.owner})
+}
+
+func (r *Relay) release(ctx context.Context, l jetbox.Lease) {
+	if err := r.src.Release(ctx, l); err != nil {
+		r.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "lease not released, it runs out by itself", slog.Any("err", err))
 	}
 }
 
@@ -170,9 +188,7 @@ func (r *Relay) lead(ctx context.Context, lease jetbox.Lease, asked time.Time) (
 		r.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "lease lost to another relay", slog.Int64("epoch", lease.Epoch))
 		return false
 	}
-	if err := r.src.Release(hard, lease); err != nil {
-		r.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "lease not released, it runs out by itself", slog.Any("err", err))
-	}
+	r.release(hard, lease)
 	return false
 }
 

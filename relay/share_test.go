@@ -141,7 +141,7 @@ func (s *sharedSource) Record(ctx context.Context, l jetbox.Lease, outcomes []je
 }
 
 func (s *sharedSource) Release(ctx context.Context, l jetbox.Lease) error {
-	s.note("release")
+	s.note(fmt.Sprint("release ", l.Epoch))
 	return s.faultySource.Release(ctx, l)
 }
 
@@ -333,6 +333,32 @@ func TestRelayThatGaveEverythingBackStandsByQuietly(t *testing.T) {
 		time.Sleep(time.Second)
 		r.wantRole(rel, relay.RoleActive, 1)
 		stop()
+	})
+}
+
+// Relays that share a source do not wait for one that has stopped, also when it only
+// stood by.
+func TestStandbyTakesItsLeave(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		src := newSharedSource(r, 1)
+		rel, stop := r.start(src, relay.Config{Lease: 3 * time.Second})
+		time.Sleep(time.Second)
+		src.want(1)
+		time.Sleep(2 * time.Second)
+		r.wantRole(rel, relay.RoleStandby, 0)
+		src.done()
+		stop()
+		if did, want := src.done(), "release 0"; did != want {
+			r.t.Fatalf("at its end the standby did %q, want %q", did, want)
+		}
+		src.give(1)
+		_, stop = r.start(src, relay.Config{})
+		time.Sleep(time.Second)
+		src.done()
+		stop()
+		if did := src.done(); !strings.HasPrefix(did, "release ") || did == "release 0" || strings.Count(did, "release") != 1 {
+			r.t.Fatalf("at its end the holder did %q, want it to release its lease once", did)
+		}
 	})
 }
 

@@ -33,7 +33,9 @@ type Leaser interface {
 	// the one returned says who, with Held false.
 	Acquire(ctx context.Context, c jetbox.Candidate) (jetbox.Lease, error)
 
-	// Release gives the lease back. It is no error to have lost it.
+	// Release gives the lease back. It is no error to have lost it, nor to have had
+	// none: an epoch of 0 stands for whichever the owner has, and a relay that only
+	// stood by where several share a source takes its leave with it.
 	Release(ctx context.Context, l jetbox.Lease) error
 }
 

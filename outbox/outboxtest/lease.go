@@ -104,11 +104,20 @@ func leaseShares(t *testing.T, b *bench) {
 	if held != all {
 		t.Errorf("%d shards are held in Stats, want %d", held, all)
 	}
+	// A standby that stops knows no epoch of its own.
+	b.check(other.Release(t.Context(), jetbox.Lease{Owner: "b"}))
+	if st := b.stats(); len(st.Leases) != 1 || st.Leases[0].Owner != "a" {
+		t.Errorf("after b took its leave the leases are %+v, want a's alone", st.Leases)
+	}
 	b.check(b.Release(t.Context(), l))
 	if of := holders(b.stats()); len(of) != 0 {
 		t.Errorf("after the release %+v hold something", of)
 	}
 	b.wantShare(other.lease("b"))
+	b.check(other.Release(t.Context(), jetbox.Lease{Owner: "b"}))
+	if st := b.stats(); len(st.Leases) != 0 {
+		t.Errorf("after the release of whichever lease b has: %+v, want none", st.Leases)
+	}
 }
 
 func leaseExpires(t *testing.T, b *bench) {

@@ -110,11 +110,12 @@ func (s *Store) silent(l storedLease, now time.Time, length time.Duration) (sile
 }
 
 // Release gives the lease back, so that another relay starts at once. A lease
-// that was lost already is no error.
+// that was lost already is no error. An epoch of 0 stands for whichever the owner
+// has.
 func (s *Store) Release(ctx context.Context, l jetbox.Lease) error {
 	err := retryBusy(ctx, func(ctx context.Context) error {
 		_, err := s.relay.ExecContext(ctx, s.sql(`UPDATE "{t}_lease" SET owner = NULL, holder = NULL, expires_at = 0
-			WHERE shard = 0 AND owner = ? AND epoch = ?`), l.Owner, l.Epoch)
+			WHERE shard = 0 AND owner = ?1 AND (epoch = ?2 OR ?2 = 0)`), l.Owner, l.Epoch)
 		return noTables(err)
 	})
 	if err != nil {
