@@ -3,13 +3,17 @@ package jetbox_test
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,33 +21,66 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/seed-5e04d8fb/jetbox/embedded"
+	"github.com/seed-5e04d8fb/jetbox/internal/pgtest"
+	"github.com/seed-5e04d8fb/jetbox/outbox/postgres"
 	"github.com/seed-5e04d8fb/jetbox/outbox/sqlite"
 	"github.com/seed-5e04d8fb/jetbox/relay"
 )
 
-// envRelay makes the test binary a relay of its own process: "FILE URL".
+// envRelay makes the test binary a relay of its own process: a child, in JSON.
 const envRelay = "JETBOX_TEST_RELAY"
+
+// child is what such a process is told.
+type child struct {
+	Outbox string // the URL of a PostgreSQL database, or a SQLite file
+	Broker string
+	Lease  time.Duration
+}
 
 func TestMain(m *testing.M) {
 	if args := os.Getenv(envRelay); args != "" {
-		path, url, _ := strings.Cut(args, " ")
-		if err := runRelay(path, url); err != nil {
+		var c child
+		err := json.Unmarshal([]byte(args), &c)
+		if err == nil {
+			err = c.run()
+		}
+		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 		return
 	}
-	os.Exit(m.Run())
+	os.Exit(pgtest.Main(m))
 }
 
-func runRelay(path, url string) error {
-	ctx := context.Background()
-	store, err := sqlite.Open(ctx, sqlite.Config{Path: path})
+// source is an outbox to relay from, whichever database it is in.
+type source interface {
+	relay.Source
+	Close() error
+}
+
+func (c child) open(ctx context.Context) (source, error) {
+	if strings.HasPrefix(c.Outbox, "postgres") {
+		return postgres.Open(ctx, postgres.Config{URL: c.Outbox})
+	}
+	return sqlite.Open(ctx, sqlite.Config{Path: c.Outbox})
+}
+
+// run relays until SIGTERM, or until the parent is gone, which leaves the pipe it
+// holds.
+func (c child) run() error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}()
+	store, err := c.open(ctx)
 	if err != nil {
 		return err
 	}
 	defer store.Close()
-	nc, err := nats.Connect(url, nats.MaxReconnects(-1), nats.ReconnectBufSize(-1))
+	nc, err := nats.Connect(c.Broker, nats.MaxReconnects(-1), nats.ReconnectBufSize(-1))
 	if err != nil {
 		return err
 	}
@@ -52,11 +89,30 @@ func runRelay(path, url string) error {
 	if err != nil {
 		return err
 	}
-	r, err := relay.New(store, js, relay.Config{Lease: 500 * time.Millisecond})
+	r, err := relay.New(store, js, relay.Config{Lease: c.Lease, MaxAttempts: 2, Backoff: 100 * time.Millisecond})
 	if err != nil {
 		return err
 	}
 	return r.Run(ctx)
+}
+
+// start starts the process. The caller ends it.
+func (c child) start(t *testing.T, stderr io.Writer) *exec.Cmd {
+	t.Helper()
+	args, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), envRelay+"="+string(args))
+	cmd.Stderr = stderr
+	if _, err := cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return cmd
 }
 
 // TestChaosKilledRelay kills the relay's process with SIGKILL again and again,
@@ -110,20 +166,20 @@ func TestChaosKilledRelay(t *testing.T) {
 			}
 		})
 	}
-	var child *exec.Cmd
+	c := child{Outbox: path, Broker: srv.ClientURL(), Lease: 500 * time.Millisecond}
 	for range kills {
-		child = startRelay(t, path, srv.ClientURL())
+		cmd := c.start(t, os.Stderr)
 		pause := time.Duration(200+rand.IntN(900)) * time.Millisecond
 		time.Sleep(pause) // outside a bubble: how long it lives is the point
-		if err := child.Process.Kill(); err != nil {
+		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		_ = child.Wait()
+		_ = cmd.Wait()
 	}
 	stopWriting()
 	wg.Wait()
-	child = startRelay(t, path, srv.ClientURL())
-	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
+	cmd := c.start(t, os.Stderr)
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 
 	deadline := time.Now().Add(2 * time.Minute)
 	for {
@@ -146,17 +202,6 @@ func TestChaosKilledRelay(t *testing.T) {
 		t.Fatalf("%d violations:\n%s", len(v), strings.Join(v[:min(len(v), 20)], "\n"))
 	}
 	t.Logf("%d kills, %d rows committed, %d rolled back, %d on the stream", kills, w.rows, len(w.rolledBack), len(h.stored))
-}
-
-func startRelay(t *testing.T, path, url string) *exec.Cmd {
-	t.Helper()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), envRelay+"="+path+" "+url)
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	return cmd
 }
 
 // plainWriter inserts rows by SQL that knows nothing of this library.
