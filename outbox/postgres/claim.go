@@ -83,7 +83,7 @@ func (s *Store) idle(ctx context.Context, shards []int16) (idle bool, err error)
 	}
 	var work bool
 	err = s.do(ctx, func(ctx context.Context) error {
-		return s.pool.QueryRow(ctx, s.sql(`SELECT `+ready+` OR EXISTS (SELECT FROM {wait} WHERE due <= clock_timestamp())`), args...).Scan(&work)
+		return s.pool.QueryRow(ctx, s.sql(`SELECT `+ready+` OR EXISTS (SELECT FROM {wait} WHERE due <= (SELECT clock_timestamp()))`), args...).Scan(&work)
 	})
 	return !work, err
 }
@@ -99,7 +99,7 @@ type claimed struct {
 // are in: relays that do it at once do not wait for each other.
 const wakeSQL = `WITH due AS (
 		DELETE FROM {wait} WHERE id IN (
-			SELECT id FROM {wait} WHERE due <= clock_timestamp() ORDER BY due LIMIT $3 FOR UPDATE SKIP LOCKED)
+			SELECT id FROM {wait} WHERE due <= (SELECT clock_timestamp()) ORDER BY due LIMIT $3 FOR UPDATE SKIP LOCKED)
 			AND ` + fenced + `
 		RETURNING id, shard)
 	INSERT INTO {queue} (id, shard) SELECT id, shard FROM due ON CONFLICT DO NOTHING`
@@ -112,16 +112,14 @@ const (
 	// An earlier row of its key waits for a retry, is frozen, or is itself behind
 	// one.
 	isBehind = `coalesce(
-		EXISTS (SELECT FROM {wait} WHERE hold = 2) AND o.aggregate_id <> '' AND
-			EXISTS (SELECT FROM {wait} w WHERE w.hold = 2 AND {w has the key of o} AND w.id < o.id)
-		OR EXISTS (SELECT FROM {wait} WHERE hold = 3) AND o.aggregate_id <> '' AND
-			EXISTS (SELECT FROM {wait} w WHERE w.hold = 3 AND {w has the key of o} AND w.id < o.id), false)`
+		EXISTS (SELECT FROM {wait} WHERE hold IN (2, 3)) AND o.aggregate_id <> '' AND
+			EXISTS (SELECT FROM {wait} w WHERE w.hold IN (2, 3) AND {w has the key of o} AND w.id < o.id), false)`
 
 	// A scheduled row of its key has become due: it is woken in the order of
 	// times, not of ids, so this one could pass it by.
 	isOvertaking = `coalesce(
-		EXISTS (SELECT FROM {wait} WHERE due <= clock_timestamp()) AND o.aggregate_id <> '' AND
-			EXISTS (SELECT FROM {wait} w WHERE w.hold = 1 AND {w has the key of o} AND w.due <= clock_timestamp() AND w.id < o.id), false)`
+		EXISTS (SELECT FROM {wait} WHERE due <= (SELECT clock_timestamp())) AND o.aggregate_id <> '' AND
+			EXISTS (SELECT FROM {wait} w WHERE w.hold = 1 AND {w has the key of o} AND w.due <= (SELECT clock_timestamp()) AND w.id < o.id), false)`
 )
 
 // claimSQL returns the statement that reads the first rows of the queue, of all

@@ -117,9 +117,10 @@ func (s *Store) Retry(ctx context.Context, f outbox.Filter) (retried int, err er
 // was frozen for one goes on. The filter is as for Retry.
 func (s *Store) Discard(ctx context.Context, f outbox.Filter) (discarded int, err error) {
 	return s.changeDead(ctx, "discard", f, func(b *batch, ids []int64) {
-		s.queueWakeKeys(b, ids, jetbox.DeadLetter, "true")
-		b.Queue(s.sql(`WITH copies AS (DELETE FROM {dead} WHERE id = ANY($1::bigint[]))
-			DELETE FROM {outbox} WHERE id = ANY($1::bigint[]) AND status = 'DEAD_LETTER'`), ids)
+		b.Queue(s.sql(`WITH copies AS (DELETE FROM {dead} WHERE id = ANY($1::bigint[])),
+			settled AS (
+				DELETE FROM {outbox} WHERE id = ANY($1::bigint[]) AND status = 'DEAD_LETTER'
+				RETURNING id, aggregate_type, aggregate_id)`+wakeKeysSQL), ids)
 	})
 }
 

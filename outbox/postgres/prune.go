@@ -28,16 +28,19 @@ const (
 // any other state stay, however old. Of several relays only the one with the
 // first shard prunes.
 //
-// Rows are published in about the order of their ids, so a sweep ends where they
-// begin to be too young, and no index over published rows is needed, which every
+// Rows are published in about the order of their ids, so a sweep ends where none
+// may go any more, and no index over published rows is needed, which every
 // record would have to keep up. But a row that was scheduled, or had to wait, is
 // published after many with higher ids. So each call also looks at some thousand
 // rows further on, from where the call before it stopped: in a table of any size
 // every row gets its turn. So does a pending row that the queue does not know,
 // because its trigger was disabled when it came.
 func (s *Store) Prune(ctx context.Context, l jetbox.Lease, before time.Time, archive bool) (pruned int, err error) {
-	p := pruning{Store: s, lease: l, before: before, archive: archive}
-	front, err := p.sweep(ctx, math.MinInt64, 1)
+	p := pruning{Store: s, lease: l, archive: archive}
+	front := int64(end)
+	if p.before, err = s.byServer(ctx, before); err == nil {
+		front, err = p.sweep(ctx, math.MinInt64, 1)
+	}
 	if err == nil && front != end {
 		s.mu.Lock()
 		from := max(front, s.pruned)
@@ -53,6 +56,19 @@ func (s *Store) Prune(ctx context.Context, l jetbox.Lease, before time.Time, arc
 	return p.n, nil
 }
 
+// byServer turns a time of this process's clock into one of the server's, which
+// is rather too early than too late.
+func (s *Store) byServer(ctx context.Context, t time.Time) (at time.Time, err error) {
+	err = s.do(ctx, func(ctx context.Context) error {
+		if err := s.pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at); err != nil {
+			return err
+		}
+		at = at.Add(-time.Since(t))
+		return nil
+	})
+	return at, err
+}
+
 // end is the position after the last row.
 const end = math.MinInt64
 
@@ -65,8 +81,8 @@ type pruning struct {
 	n       int // rows removed
 }
 
-// sweep removes what it may from the rows after an id, until it has met young
-// rows in so many steps that had nothing to remove. It returns where it stopped.
+// sweep removes what it may from the rows after an id, until so many steps had
+// nothing to remove. It returns where it stopped.
 func (p *pruning) sweep(ctx context.Context, after int64, patience int) (stopped int64, err error) {
 	for patience > 0 {
 		step, err := p.step(ctx, after)
@@ -74,7 +90,7 @@ func (p *pruning) sweep(ctx context.Context, after int64, patience int) (stopped
 			return after, err
 		}
 		p.n += step.removed
-		if step.removed == 0 && step.young {
+		if step.removed == 0 {
 			patience--
 		}
 		if step.rows < pruneScan {
@@ -91,14 +107,12 @@ func (p *pruning) sweep(ctx context.Context, after int64, patience int) (stopped
 // pruneStep is what one step did.
 type pruneStep struct {
 	rows, removed int
-	young         bool // some were published too lately
 	last          int64
 }
 
-// pruneSQL looks at the next rows of the table. The time is the database's, as
-// published_at is: $4 is an age.
+// pruneSQL looks at the next rows of the table.
 const pruneSQL = `WITH page AS MATERIALIZED (
-		SELECT id, status, published_at < clock_timestamp() - $4::bigint * interval '1 microsecond' AS old
+		SELECT id, status, published_at < $4 AS old
 		FROM {outbox} WHERE id > $3 AND ` + fenced + ` AND EXISTS (
 			SELECT FROM {shard} WHERE owner = $1 AND shard = 0)
 		ORDER BY id LIMIT $5),
@@ -118,12 +132,11 @@ func (p *pruning) step(ctx context.Context, after int64) (step pruneStep, err er
 		query += `, archived AS (INSERT INTO {archive} (` + columns + `, archived_at) SELECT ` + columns + `, clock_timestamp() FROM removed
 			ON CONFLICT (id) DO UPDATE SET (` + columns + `, archived_at) = ROW(excluded.*))`
 	}
-	query += ` SELECT count(*), (SELECT count(*) FROM removed), coalesce(bool_or(status = 'PUBLISHED' AND NOT old), false),
-		coalesce(max(id), 0) FROM page`
+	query += ` SELECT count(*), (SELECT count(*) FROM removed), coalesce(max(id), 0) FROM page`
 	b := newBatch()
 	p.fence(b, p.lease)
-	b.Queue(p.sql(query), p.lease.Owner, p.lease.Epoch, after, time.Since(p.before).Microseconds(), pruneScan).
-		QueryRow(func(row pgx.Row) error { return row.Scan(&step.rows, &step.removed, &step.young, &step.last) })
+	b.Queue(p.sql(query), p.lease.Owner, p.lease.Epoch, after, p.before, pruneScan).
+		QueryRow(func(row pgx.Row) error { return row.Scan(&step.rows, &step.removed, &step.last) })
 	return step, p.send(ctx, b)
 }
 

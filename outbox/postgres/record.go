@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/seed-5e04d8fb/jetbox"
 )
@@ -24,8 +23,7 @@ func (s *Store) Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Ou
 	return nil
 }
 
-// removal says for a group of published rows where they were stored and what
-// happens to them.
+// group is where published rows were stored and what happens to them.
 type group struct {
 	stream string
 	remove jetbox.Removal
@@ -36,7 +34,6 @@ type sorted struct {
 	published map[group][]jetbox.Outcome
 	retry     []jetbox.Outcome
 	dead      []jetbox.Outcome
-	settled   []int64 // rows that no longer hold their key
 }
 
 func sortOut(outcomes []jetbox.Outcome) (sorted, error) {
@@ -53,9 +50,6 @@ func sortOut(outcomes []jetbox.Outcome) (sorted, error) {
 		default:
 			return s, fmt.Errorf("outcome of row %d: state %q is not one a publish ends in", o.Pos, o.State)
 		}
-		if o.State != jetbox.Pending && !o.Freeze {
-			s.settled = append(s.settled, o.Pos)
-		}
 	}
 	return s, nil
 }
@@ -67,10 +61,6 @@ func (s *Store) record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Ou
 	}
 	b := newBatch()
 	s.fence(b, l)
-	// First, while the rows are still there to name their keys.
-	if len(sorted.settled) > 0 {
-		s.queueWakeKeys(b, sorted.settled, jetbox.Pending, fenced, l.Owner, l.Epoch)
-	}
 	for g, outcomes := range sorted.published {
 		s.queuePublished(b, l, g, outcomes)
 	}
@@ -84,32 +74,66 @@ func (s *Store) record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Ou
 	return s.send(ctx, b)
 }
 
+// leaveSQL begins a statement that settles the rows in $3.
+const leaveSQL = `WITH gone AS (DELETE FROM {queue} WHERE id = ANY($3::bigint[]) AND ` + fenced + `), `
+
+// wakeKeysSQL ends a statement whose part "settled" has the rows that no longer
+// hold their keys: those of them that were waiting for a retry, or frozen, wait no
+// more, and the next rows behind them are woken. Only some: each of those, when it
+// is settled, wakes the next, so that a key with a hundred thousand rows behind it
+// comes back without one long transaction.
+//
+// "hold + 0" keeps the planner from an index by key where ids are looked up: with
+// old statistics it takes the table for small, and that index for as good.
+const wakeKeysSQL = `,
+	freed AS (
+		DELETE FROM {wait} w WHERE EXISTS (SELECT FROM {wait} WHERE hold = 2)
+			AND w.hold + 0 = 2 AND w.id IN (SELECT id FROM settled)
+		RETURNING w.id),
+	keys AS (
+		SELECT DISTINCT aggregate_type, aggregate_id FROM settled
+		WHERE EXISTS (SELECT FROM {wait} WHERE hold = 3) AND aggregate_id <> ''),
+	next AS (
+		SELECT w.id FROM keys s CROSS JOIN LATERAL (
+			SELECT w.id FROM {wait} w WHERE w.hold IN (2, 3) AND w.hold = 3 AND {w has the key of s}
+				AND NOT EXISTS (SELECT FROM {wait} p WHERE p.hold IN (2, 3) AND p.hold = 2 AND {p has the key of w}
+					AND p.id < w.id AND NOT EXISTS (SELECT FROM freed f WHERE f.id = p.id))
+			ORDER BY w.id LIMIT 300) w),
+	woken AS (DELETE FROM {wait} w USING next WHERE w.id = next.id RETURNING w.id, w.shard)
+	INSERT INTO {queue} (id, shard) SELECT id, shard FROM woken ON CONFLICT DO NOTHING`
+
+func (s *Store) queuePublished(b *batch, l jetbox.Lease, g group, outcomes []jetbox.Outcome) {
+	const (
+		pending = `o.status = 'PENDING' AND ` + fenced
+		u       = `unnest($3::bigint[], $4::bigint[]) AS u (id, seq)`
+	)
+	var query string
+	switch g.remove {
+	case jetbox.Delete:
+		query = `settled AS (DELETE FROM {outbox} o USING ` + u + ` WHERE o.id = u.id AND $5::text IS NOT NULL AND ` + pending + `
+			RETURNING o.id, o.aggregate_type, o.aggregate_id)`
+	case jetbox.Archive:
+		query = `settled AS (DELETE FROM {outbox} o USING ` + u + ` WHERE o.id = u.id AND ` + pending + ` RETURNING o.*, u.seq),
+			archived AS (
+				INSERT INTO {archive} (` + columns + `, archived_at) SELECT ` + publishedColumns + `, clock_timestamp() FROM settled r
+				ON CONFLICT (id) DO UPDATE SET (` + columns + `, archived_at) = ROW(excluded.*))`
+	default:
+		query = `settled AS (
+			UPDATE {outbox} o SET status = 'PUBLISHED', published_at = clock_timestamp(), stream = nullif($5, ''),
+				stream_seq = nullif(u.seq, 0), last_error = NULL
+			FROM ` + u + ` WHERE o.id = u.id AND ` + pending + `
+			RETURNING o.id, o.aggregate_type, o.aggregate_id)`
+	}
+	ids, seqs := positions(outcomes)
+	b.Queue(s.sql(leaveSQL+query+wakeKeysSQL), l.Owner, l.Epoch, ids, seqs, g.stream)
+}
+
 func positions(outcomes []jetbox.Outcome) (ids, seqs []int64) {
 	ids, seqs = make([]int64, len(outcomes)), make([]int64, len(outcomes))
 	for i, o := range outcomes {
 		ids[i], seqs[i] = o.Pos, int64(o.StreamSeq)
 	}
 	return ids, seqs
-}
-
-func (s *Store) queuePublished(b *batch, l jetbox.Lease, g group, outcomes []jetbox.Outcome) {
-	const leave = `WITH gone AS (DELETE FROM {queue} WHERE id = ANY($3::bigint[]) AND ` + fenced + `)`
-	const which = `id = ANY($3::bigint[]) AND status = 'PENDING' AND ` + fenced
-	ids, seqs := positions(outcomes)
-	switch g.remove {
-	case jetbox.Delete:
-		b.Queue(s.sql(leave+` DELETE FROM {outbox} WHERE `+which), l.Owner, l.Epoch, ids)
-	case jetbox.Archive:
-		b.Queue(s.sql(leave+`, removed AS (DELETE FROM {outbox} WHERE `+which+` RETURNING *)
-			INSERT INTO {archive} (`+columns+`, archived_at) SELECT `+publishedColumns+`, clock_timestamp()
-				FROM removed r JOIN unnest($3::bigint[], $4::bigint[]) AS u (id, seq) USING (id)
-				ON CONFLICT (id) DO UPDATE SET (`+columns+`, archived_at) = ROW(excluded.*)`), l.Owner, l.Epoch, ids, seqs, g.stream)
-	default:
-		b.Queue(s.sql(leave+`UPDATE {outbox} o SET status = 'PUBLISHED', published_at = clock_timestamp(), stream = nullif($5, ''),
-				stream_seq = nullif(u.seq, 0), last_error = NULL
-			FROM unnest($3::bigint[], $4::bigint[]) AS u (id, seq)
-			WHERE o.id = u.id AND o.status = 'PENDING' AND `+fenced), l.Owner, l.Epoch, ids, seqs, g.stream)
-	}
 }
 
 // queueRetry makes rows wait for their next attempt, and their keys with them.
@@ -138,19 +162,20 @@ func (s *Store) queueDead(b *batch, l jetbox.Lease, outcomes []jetbox.Outcome) {
 	for i, o := range outcomes {
 		freeze[i] = o.Freeze
 	}
-	b.Queue(s.sql(`WITH r AS (
+	b.Queue(s.sql(leaveSQL+`r AS (
 			UPDATE {outbox} o SET status = 'DEAD_LETTER', attempts = o.attempts + u.attempts, last_error = u.reason
 			FROM unnest($3::bigint[], $4::text[], $5::int[], $6::bool[]) AS u (id, reason, attempts, holds)
 			WHERE o.id = u.id AND o.status = 'PENDING' AND `+fenced+`
 			RETURNING o.*, u.holds),
-			gone AS (DELETE FROM {queue} q USING r WHERE q.id = r.id),
-			frozen AS (
-				INSERT INTO {wait} (id, hold, shard, key_hash, aggregate_type, aggregate_id)
-				SELECT r.id, 2, {fn_shard}(r.aggregate_type, r.aggregate_id, r.id), {hash r}, r.aggregate_type, r.aggregate_id
-				FROM r WHERE r.holds
-				ON CONFLICT (id) DO UPDATE SET hold = 2, due = NULL)
-		INSERT INTO {dead} (`+columns+`, dead_at) SELECT `+columns+`, clock_timestamp() FROM r
-			ON CONFLICT (id) DO UPDATE SET (`+columns+`, dead_at) = ROW(excluded.*)`), l.Owner, l.Epoch, ids, reasons, attempts, freeze)
+		frozen AS (
+			INSERT INTO {wait} (id, hold, shard, key_hash, aggregate_type, aggregate_id)
+			SELECT r.id, 2, {fn_shard}(r.aggregate_type, r.aggregate_id, r.id), {hash r}, r.aggregate_type, r.aggregate_id
+			FROM r WHERE r.holds
+			ON CONFLICT (id) DO UPDATE SET hold = 2, due = NULL),
+		copies AS (
+			INSERT INTO {dead} (`+columns+`, dead_at) SELECT `+columns+`, clock_timestamp() FROM r
+			ON CONFLICT (id) DO UPDATE SET (`+columns+`, dead_at) = ROW(excluded.*)),
+		settled AS (SELECT id, aggregate_type, aggregate_id FROM r WHERE NOT holds)`+wakeKeysSQL), l.Owner, l.Epoch, ids, reasons, attempts, freeze)
 }
 
 func failures(outcomes []jetbox.Outcome) (ids []int64, reasons []string, attempts []int32) {
@@ -163,36 +188,6 @@ func failures(outcomes []jetbox.Outcome) (ids []int64, reasons []string, attempt
 	}
 	return ids, reasons, attempts
 }
-
-// queueWakeKeys takes rows that are settled out of the waiting ones, where they
-// were waiting for a retry, or frozen, and wakes the next rows behind them. Only
-// some: each of those, when it is settled, wakes the next, so that a key with a
-// hundred thousand rows behind it comes back without one long transaction. Only
-// rows that are in the state given count, and the condition has its arguments.
-func (s *Store) queueWakeKeys(b *batch, settled []int64, state jetbox.State, condition string, args ...any) {
-	n := len(args)
-	b.Queue(s.sql(strings.NewReplacer("{cond}", condition, "{ids}", fmt.Sprintf("$%d::bigint[]", n+1),
-		"{state}", fmt.Sprintf("$%d", n+2), "{limit}", fmt.Sprintf("$%d", n+3)).Replace(`WITH freed AS (
-			DELETE FROM {wait} w USING {outbox} o WHERE EXISTS (SELECT FROM {wait} WHERE hold = 2)
-				AND w.hold = 2 AND w.id = ANY({ids}) AND o.id = w.id AND o.status = {state} AND {cond}
-			RETURNING w.id),
-		keys AS (
-			SELECT DISTINCT o.aggregate_type, o.aggregate_id FROM {outbox} o
-			WHERE EXISTS (SELECT FROM {wait} WHERE hold = 3)
-				AND o.id = ANY({ids}) AND o.status = {state} AND o.aggregate_id <> '' AND {cond}),
-		next AS (
-			SELECT w.id FROM keys s CROSS JOIN LATERAL (
-				SELECT w.id FROM {wait} w WHERE w.hold = 3 AND {w has the key of s}
-					AND NOT EXISTS (SELECT FROM {wait} p WHERE p.hold = 2 AND {p has the key of w}
-						AND p.id < w.id AND NOT EXISTS (SELECT FROM freed f WHERE f.id = p.id))
-				ORDER BY w.id LIMIT {limit}) w),
-		woken AS (DELETE FROM {wait} w USING next WHERE w.id = next.id RETURNING w.id, w.shard)
-		INSERT INTO {queue} (id, shard) SELECT id, shard FROM woken ON CONFLICT DO NOTHING`)),
-		append(args, settled, string(state), wakeKeyBatch)...)
-}
-
-// wakeKeyBatch is how many rows behind a key are woken at once.
-const wakeKeyBatch = 300
 
 // shrinkSQL cuts the claimed ranges down to rows that are still unresolved.
 const shrinkSQL = `UPDATE {shard} s SET

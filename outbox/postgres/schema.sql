@@ -53,8 +53,9 @@ CREATE TABLE {wait} (
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000);
 CREATE INDEX "{name}_wait_due" ON {wait} (due) WHERE due IS NOT NULL;
 CREATE INDEX "{name}_wait_later" ON {wait} (key_hash, due) WHERE hold = 1 AND key_hash IS NOT NULL;
-CREATE INDEX "{name}_wait_retry" ON {wait} (key_hash, id) WHERE hold = 2;
-CREATE INDEX "{name}_wait_behind" ON {wait} (key_hash, id) WHERE hold = 3;
+CREATE INDEX "{name}_wait_key" ON {wait} (key_hash, id) WHERE hold IN (2, 3);
+CREATE INDEX "{name}_wait_retry" ON {wait} (id) WHERE hold = 2;
+CREATE INDEX "{name}_wait_behind" ON {wait} (id) WHERE hold = 3;
 
 CREATE TABLE {dead} (LIKE {outbox}, dead_at TIMESTAMPTZ NOT NULL, PRIMARY KEY (id));
 CREATE TABLE {archive} (LIKE {outbox}, archived_at TIMESTAMPTZ NOT NULL, PRIMARY KEY (id));
