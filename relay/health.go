@@ -117,7 +117,7 @@ func (h *health) setRole(role Role, holder string) (changed bool) {
 // is locked.
 func (h *health) set(p part, err error) {
 	now := time.Now()
-	if (p == partPublish || p == partRecord) && (err != nil || h.faults[p] != nil) {
+	if err != nil && (p == partPublish || p == partRecord) {
 		h.failed = now
 	}
 	h.faults[p] = err

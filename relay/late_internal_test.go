@@ -31,6 +31,19 @@ func TestHighestForgetsOnlyKeysThatWereLongUnused(t *testing.T) {
 	}
 }
 
+func TestRowPublishedAgainIsNotLate(t *testing.T) {
+	t.Parallel()
+	h := newHighest()
+	for i, tt := range []struct {
+		pos  int64
+		late bool
+	}{{5, false}, {5, false}, {4, true}, {4, true}, {5, false}, {6, false}, {5, true}} {
+		if late := h.published("key", tt.pos); late != tt.late {
+			t.Errorf("step %d, row %d: late %v, want %v", i, tt.pos, late, tt.late)
+		}
+	}
+}
+
 func TestHighestDoesNotAllocatePerRow(t *testing.T) {
 	h := newHighest() // not parallel: AllocsPerRun counts what others do, too
 	h.published("key", 1)

@@ -24,8 +24,9 @@ type sharedSource struct {
 	*faultySource
 
 	// YieldFunc, when set, runs before Yield, with its error instead if there is
-	// one.
-	YieldFunc func() error
+	// one. YieldedFunc runs after it, before it returns.
+	YieldFunc   func() error
+	YieldedFunc func()
 
 	mu     sync.Mutex // guards what follows
 	shards int        // of this relay
@@ -109,10 +110,14 @@ func (s *sharedSource) Yield(ctx context.Context, l jetbox.Lease) error {
 			return err
 		}
 	}
+	var err error
 	if s.giveBack(l) {
-		return s.Store.Release(ctx, l)
+		err = s.Store.Release(ctx, l)
 	}
-	return nil
+	if s.YieldedFunc != nil {
+		s.YieldedFunc()
+	}
+	return err
 }
 
 func (s *sharedSource) giveBack(l jetbox.Lease) (all bool) {
@@ -280,7 +285,7 @@ func TestYieldIsTriedAgainBeforeAnythingIsClaimed(t *testing.T) {
 			r.t.Fatalf("while it cannot give back the relay did: %s; want: %s", did, want)
 		}
 		broken.heal()
-		time.Sleep(4 * time.Second)
+		time.Sleep(6 * time.Second) // the loop waits up to 4.5s
 		r.wantRole(rel, relay.RoleActive, 1)
 		r.wantPayloads("1")
 	})
@@ -309,11 +314,12 @@ func TestRelayThatGaveEverythingBackStandsByQuietly(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		src, log := newSharedSource(r, 2), &logBook{}
 		rel, stop := r.start(src, relay.Config{Lease: 3 * time.Second, Logger: log.logger()})
-		time.Sleep(2 * time.Second)
+		time.Sleep(2500 * time.Millisecond)
 		src.done()
 		src.want(2)
-		time.Sleep(1200 * time.Millisecond)
+		time.Sleep(700 * time.Millisecond) // a renewal, and not yet the next Acquire
 		r.wantRole(rel, relay.RoleStandby, 0)
+		r.wantHealth(rel, true, "standing by for other relays")
 		if did, want := src.done(), "yield"; !strings.HasSuffix(did, want) {
 			r.t.Fatalf("the relay did: %s; want it to end with: %s", did, want)
 		}
@@ -390,29 +396,40 @@ func TestRenewalWithoutAShardSaysWhenAnotherTookThem(t *testing.T) {
 	}
 }
 
-// A renewal that hangs while the loop gives back must not bring the excess back to
-// life, nor take what it finds for a theft.
-func TestRenewalAskedBeforeAYieldIsOld(t *testing.T) {
-	for name, shards := range map[string]int{"some": 2, "all": 1} {
-		t.Run(name, func(t *testing.T) {
+// What a renewal finds while the loop gives back must not bring the excess back to
+// life, nor be taken for a theft.
+func TestRenewalBesideAYieldIsOld(t *testing.T) {
+	for _, tt := range []struct {
+		name          string
+		shards        int
+		before, after time.Duration // in the yield, until it is done and until it is known
+		answer        time.Duration // of the renewal
+	}{
+		{"asked before it is done and answered after", 2, 4 * time.Second, 0, 3 * time.Second},
+		{"finds all gone before that is known", 1, 0, 4 * time.Second, 0},
+		{"finds it not done yet, the next one finds all gone", 1, 5 * time.Second, 3 * time.Second, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
 			inBubble(t, func(r *rig) {
-				src, log := newSharedSource(r, shards), &logBook{}
+				src, log := newSharedSource(r, tt.shards), &logBook{}
+				src.YieldFunc = func() error { time.Sleep(tt.before); return nil }
+				src.YieldedFunc = func() { time.Sleep(tt.after) }
 				slow := &lateAnswers{sharedSource: src}
 				rel, stop := r.start(slow, relay.Config{Lease: 9 * time.Second, Logger: log.logger()})
 				defer stop()
-				src.YieldFunc = func() error { time.Sleep(4 * time.Second); return nil }
-				src.want(1)
-				time.Sleep(3500 * time.Millisecond) // the renewal at 3s has told it
-				slow.set(3 * time.Second)           // that of 6s was asked during the yield, and answers after it
-				time.Sleep(7 * time.Second)
+				time.Sleep(500 * time.Millisecond)
+				src.want(1) // the renewal at 3s tells it, those at 6s and 9s are beside the yield
+				time.Sleep(3 * time.Second)
+				slow.set(tt.answer)
+				time.Sleep(10 * time.Second)
 				if n := strings.Count(src.done(), "yield"); n != 1 {
 					r.t.Fatalf("%d yields, want 1", n)
 				}
 				role := relay.RoleActive
-				if shards == 1 {
+				if tt.shards == 1 {
 					role = relay.RoleStandby
 				}
-				r.wantRole(rel, role, shards-1)
+				r.wantRole(rel, role, tt.shards-1)
 				if lines := log.lines("level=WARN"); len(lines) > 0 {
 					r.t.Fatalf("warnings: %q", lines)
 				}
