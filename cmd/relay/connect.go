@@ -226,11 +226,12 @@ type repeater struct {
 func newRepeater(log *slog.Logger, what string) *repeater { return &repeater{log: log, what: what} }
 
 func (r *repeater) warn(ctx context.Context, err error) {
-	if err.Error() == r.text && time.Since(r.at) < repeatLog {
+	text := oneLine(err)
+	if text == r.text && time.Since(r.at) < repeatLog {
 		return
 	}
-	r.text, r.at = err.Error(), time.Now()
-	r.log.LogAttrs(ctx, slog.LevelWarn, "waiting", slog.String("for", r.what), slog.Any("err", err))
+	r.text, r.at = text, time.Now()
+	r.log.LogAttrs(ctx, slog.LevelWarn, "waiting", slog.String("for", r.what), slog.String("err", text))
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

@@ -201,9 +201,12 @@ func (p *printer) handle(_ context.Context, d *consumer.Delivery) error {
 
 // openLedger opens the database that remembers what was handled.
 func openLedger(ctx context.Context, dbURL string) (*dedupsqlite.Ledger, func() error, error) {
-	path, err := dbFile("--ledger", dbURL)
+	if isPostgres(dbURL) {
+		return nil, nil, withHint(fmt.Errorf("a ledger in PostgreSQL is not in this version yet (--ledger %s)", mask(dbURL)), "use sqlite:FILE")
+	}
+	path, err := sqlite.ParseURL(dbURL)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, usagef("--ledger: %w", err)
 	}
 	db, err := sqlite.OpenDB(ctx, path)
 	if err != nil {

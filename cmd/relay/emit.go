@@ -57,8 +57,8 @@ func emit(ctx context.Context, a *app, f emitFlags, args []string) (err error) {
 	if f.key != "" && (f.count > 1 || f.lines) {
 		return usagef("--key with --count or --lines: every event needs a key of its own")
 	}
-	// Everything is read before the transaction begins: it holds the only write
-	// lock of the database.
+	// Everything is read before the transaction begins: on SQLite it holds the
+	// only write lock of the database.
 	payloads, err := f.payloads(ctx, a.stdin, args[1:])
 	if err != nil {
 		return err

@@ -68,7 +68,7 @@ func hintOf(err error) string {
 	case errors.Is(err, embedded.ErrDirInUse):
 		return "stop the other relay, connect to it with --nats URL, or give this one its own --data-dir"
 	}
-	return ""
+	return databaseHint(err)
 }
 
 // report writes err for a person and returns the exit status.
@@ -80,7 +80,7 @@ func report(stderr io.Writer, err error) int {
 		return exitFound
 	}
 	// One line, whatever the cause looks like: scripts and log collectors read it.
-	cause := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
+	cause := oneLine(err)
 	// Package relay begins its errors with its name, which is also the program's.
 	fmt.Fprintf(stderr, "relay: %s\n", strings.TrimPrefix(cause, "relay: "))
 	if hint := hintOf(err); hint != "" {
@@ -91,6 +91,12 @@ func report(stderr io.Writer, err error) int {
 		return exitUsage
 	}
 	return exitFailed
+}
+
+// oneLine is the text of an error that may have several lines, those of pgx with
+// a tab in front: one for each address tried.
+func oneLine(err error) string {
+	return strings.NewReplacer(":\n\t", ": ", "\n\t", "; ", "\n", "; ").Replace(strings.TrimSpace(err.Error()))
 }
 
 // interrupted returns what stopped ctx when it is done, for commands that were

@@ -2,14 +2,13 @@ package main
 
 import (
 	"flag"
-	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"net/url"
-	"os"
 	"strconv"
 	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/seed-5e04d8fb/jetbox/outbox/sqlite"
 )
@@ -38,8 +37,8 @@ type globals struct {
 
 func (g *globals) define(fs *flag.FlagSet) {
 	define(fs, &g.config, "config", "", someText, "YAML `FILE` with flag names as keys")
-	define(fs, &g.db, "db", "sqlite:jetbox.db", someText, "database `URL` of the outbox: sqlite:FILE")
-	define(fs, &g.table, "table", sqlite.DefaultTable, someText, "`NAME` of the outbox table")
+	define(fs, &g.db, "db", "sqlite:jetbox.db", someText, "database `URL` of the outbox: sqlite:FILE or postgres://...")
+	define(fs, &g.table, "table", sqlite.DefaultTable, someText, "`NAME` of the outbox table; on PostgreSQL also SCHEMA.TABLE")
 	define(fs, &g.nats, "nats", "", someText, "NATS server `URL`s, separated by commas, or embedded (relay run only);\n"+
 		"else NATS_URL, --nats-context, then embedded for relay run and\n"+defaultNATS+" for the others")
 	define(fs, &g.natsCreds, "nats-creds", "", someText, "credentials `FILE` for NATS")
@@ -95,9 +94,16 @@ func (g *globals) passwords() []string {
 		default:
 			if p, ok := u.User.Password(); ok {
 				out = append(out, p, url.QueryEscape(p), url.PathEscape(p))
-			} else {
-				out = append(out, u.User.Username())
+			} else if text != g.db {
+				out = append(out, u.User.Username()) // a token
 			}
+		}
+	}
+	out = append(out, namedSecrets(g.db)...)
+	if isPostgres(g.db) {
+		// Also those that pgx finds in the environment or in a file.
+		if cfg, err := pgconn.ParseConfig(g.db); err == nil {
+			out = append(out, cfg.Password)
 		}
 	}
 	return out
@@ -125,38 +131,6 @@ func (g *globals) logger(w io.Writer) *slog.Logger {
 		return slog.New(slog.NewJSONHandler(w, opts))
 	}
 	return slog.New(slog.NewTextHandler(w, opts))
-}
-
-// dbFile returns the SQLite file that --db names.
-func (g *globals) dbFile() (string, error) { return dbFile("--db", g.db) }
-
-func dbFile(flagName, dbURL string) (string, error) {
-	if scheme, _, _ := strings.Cut(dbURL, "://"); scheme == "postgres" || scheme == "postgresql" {
-		return "", withHint(fmt.Errorf("PostgreSQL is not supported yet in this version (%s %s)", flagName, mask(dbURL)),
-			"use sqlite:FILE")
-	}
-	path, err := sqlite.ParseURL(dbURL)
-	if err != nil {
-		return "", usagef("%s: %w", flagName, err)
-	}
-	return path, nil
-}
-
-// existingDB returns the file of --db, which must be there: opening it would
-// leave an empty one behind a misspelled name.
-func (g *globals) existingDB() (string, error) {
-	path, err := g.dbFile()
-	if err != nil {
-		return "", err
-	}
-	if _, err := os.Stat(path); err != nil {
-		if os.IsNotExist(err) {
-			err = withHint(fmt.Errorf("database %s does not exist: %w", path, fs.ErrNotExist),
-				"relay migrate creates it, so does relay run; --db names another")
-		}
-		return "", err
-	}
-	return path, nil
 }
 
 func lookupEnv(environ []string, key string) string {

@@ -7,13 +7,20 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/seed-5e04d8fb/jetbox/internal/pgtest"
 )
 
 // TestMain makes the test binary act as relay when it is started under that
 // name, so that processes are tested without building anything.
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"relay": main})
+	testscript.Main(withPostgres{m}, map[string]func(){"relay": main})
 }
+
+// withPostgres stops the server of the tests when they have run.
+type withPostgres struct{ *testing.M }
+
+func (w withPostgres) Run() int { return pgtest.Main(w.M) }
 
 func TestScripts(t *testing.T) {
 	t.Parallel()

@@ -3,8 +3,10 @@ package main
 import (
 	"cmp"
 	"io"
+	"net/url"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 )
@@ -16,7 +18,7 @@ const masked = "*****"
 var secretFlags = []string{"http-token"}
 
 // secretKey finds what follows a name like password= in a connection string.
-var secretKey = regexp.MustCompile(`(?i)\b(password|passwd|pwd|secret|token|sslpassword)(=|%3D)('[^']*'|[^\s&;,'"]+)`)
+var secretKey = regexp.MustCompile(`(?i)\b(password|passwd|pwd|secret|token|sslpassword)(\s*=\s*|%3D)('(?:[^'\\]|\\.)*'|[^\s&;,'"]+)`)
 
 // scheme finds the start of a URL.
 var scheme = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://`)
@@ -42,6 +44,9 @@ func mask(text string) string {
 			continue
 		}
 		user, _, hasPassword := strings.Cut(authority[:at], ":")
+		if !hasPassword && isPostgres(text[s[0]:s[1]]) {
+			continue // the name of a role, which PostgreSQL's own errors show too
+		}
 		b.WriteString(text[done:s[1]])
 		if hasPassword {
 			b.WriteString(user + ":")
@@ -53,6 +58,28 @@ func mask(text string) string {
 	b.WriteString(text[done:])
 	return secretKey.ReplaceAllString(b.String(), "${1}${2}"+masked)
 }
+
+// namedSecrets returns the values that follow such names, as they stand and as
+// they are meant.
+func namedSecrets(text string) []string {
+	var out []string
+	for _, m := range secretKey.FindAllStringSubmatch(text, -1) {
+		value := m[3]
+		out = append(out, value)
+		if plain, err := url.QueryUnescape(value); err == nil {
+			out = append(out, plain)
+		}
+		if strings.HasPrefix(value, "'") {
+			value = strings.Trim(value, "'")
+			quoted := strconv.Quote(value)
+			out = append(out, value, quoted[1:len(quoted)-1], unescaped.Replace(value))
+		}
+	}
+	return out
+}
+
+// unescaped undoes what a quoted value of a connection string escapes.
+var unescaped = strings.NewReplacer(`\\`, `\`, `\'`, `'`)
 
 // redactor masks texts, and with them the secrets of this process wherever they
 // occur. It is safe for concurrent use.
@@ -78,11 +105,10 @@ func (r *redactor) mask(text string) string {
 	r.mu.Lock()
 	secrets := r.secrets
 	r.mu.Unlock()
-	text = mask(text)
-	for _, s := range secrets {
+	for _, s := range secrets { // first: mask may cut one in two
 		text = strings.ReplaceAll(text, s, masked)
 	}
-	return text
+	return mask(text)
 }
 
 // writer returns a writer that masks what is written through it. Each Write

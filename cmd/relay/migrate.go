@@ -5,8 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-
-	"github.com/seed-5e04d8fb/jetbox/outbox/sqlite"
 )
 
 func migrateCommand() *command {
@@ -19,31 +17,35 @@ func migrateCommand() *command {
 		short: "create or upgrade the outbox tables",
 		long: `
 Running it again, or several times at once, does no harm. --print writes the SQL
-to stdout and touches nothing.`,
+to stdout and touches nothing.
+
+On PostgreSQL the ordering keys are divided into shards: the most relays that can
+be active at once. --shards changes the number also when the outbox is there,
+which needs all relays stopped.`,
 		flags: func(fs *flag.FlagSet) {
 			fs.BoolVar(&print, "print", false, "show the SQL instead of running it")
-			define(fs, &shards, "shards", 1, positiveInt, "`NUMBER` of shards of keys (PostgreSQL)")
+			define(fs, &shards, "shards", 0, positiveInt, "`NUMBER` of shards of keys (PostgreSQL; 16 for a new outbox)")
 		},
 		run: func(ctx context.Context, a *app, _ []string) error {
-			path, err := a.global.dbFile()
+			d, err := a.global.database()
 			if err != nil {
 				return err
 			}
+			text, err := d.migrationSQL(shards)
+			if err != nil {
+				return usageError{err}
+			}
 			if print {
-				text, err := sqlite.MigrationSQL(a.global.table)
-				if err != nil {
-					return usagef("--table: %w", err)
-				}
 				_, err = fmt.Fprint(a.stdout, text)
 				return err
 			}
-			return migrate(ctx, a, path)
+			return migrate(ctx, a, d, shards)
 		},
 	}
 }
 
-func migrate(ctx context.Context, a *app, path string) (err error) {
-	store, err := sqlite.Open(ctx, sqlite.Config{Path: path, Table: a.global.table})
+func migrate(ctx context.Context, a *app, d database, shards int) (err error) {
+	store, err := d.open(ctx, openOptions{shards: shards, log: a.log})
 	if err != nil {
 		return err
 	}
@@ -51,23 +53,11 @@ func migrate(ctx context.Context, a *app, path string) (err error) {
 	if err := store.Migrate(ctx); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(a.stdout, "table %s is ready in %s\n", store.Table(), path)
+	if r, ok := store.(resharder); ok && shards > 0 {
+		if err := r.Reshard(ctx, shards); err != nil {
+			return withHint(err, "relay status shows the relays: stop them all, then run this again")
+		}
+	}
+	_, err = fmt.Fprintf(a.stdout, "table %s is ready in %s\n", store.Table(), d)
 	return err
-}
-
-// openStore opens the outbox of --db, which must be there with its tables. The
-// caller closes it.
-func (a *app) openStore(ctx context.Context) (*sqlite.Store, error) {
-	path, err := a.global.existingDB()
-	if err != nil {
-		return nil, err
-	}
-	store, err := sqlite.Open(ctx, sqlite.Config{Path: path, Table: a.global.table})
-	if err != nil {
-		return nil, err
-	}
-	if err := store.Check(ctx); err != nil {
-		return nil, errors.Join(err, store.Close())
-	}
-	return store, nil
 }

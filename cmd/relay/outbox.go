@@ -10,7 +10,6 @@ import (
 
 	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/outbox"
-	"github.com/seed-5e04d8fb/jetbox/outbox/sqlite"
 )
 
 // rowFlags choose rows of the outbox.
@@ -50,7 +49,7 @@ func outboxListCommand() *command {
 			fs.BoolVar(&f.json, "json", false, "one JSON object per row")
 		},
 		run: func(ctx context.Context, a *app, args []string) error {
-			return a.withRows(ctx, args, func(store *sqlite.Store, ids []int64) error {
+			return a.withRows(ctx, args, func(store outboxStore, ids []int64) error {
 				return listRows(ctx, a, store, f.filter(ids), f.json)
 			})
 		},
@@ -58,7 +57,7 @@ func outboxListCommand() *command {
 }
 
 // withRows opens the outbox for f, with the row numbers among the arguments.
-func (a *app) withRows(ctx context.Context, args []string, f func(*sqlite.Store, []int64) error) (err error) {
+func (a *app) withRows(ctx context.Context, args []string, f func(outboxStore, []int64) error) (err error) {
 	var ids []int64
 	for _, arg := range args {
 		id, err := rowID(arg)
@@ -75,7 +74,7 @@ func (a *app) withRows(ctx context.Context, args []string, f func(*sqlite.Store,
 	return f(store, ids)
 }
 
-func listRows(ctx context.Context, a *app, store *sqlite.Store, filter outbox.Filter, asJSON bool) error {
+func listRows(ctx context.Context, a *app, store outboxStore, filter outbox.Filter, asJSON bool) error {
 	tw := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 	n := 0
 	for e, err := range store.List(ctx, filter) {
@@ -116,7 +115,7 @@ func outboxShowCommand() *command {
 			fs.BoolVar(&asJSON, "json", false, "one JSON object")
 		},
 		run: func(ctx context.Context, a *app, args []string) error {
-			return a.withRows(ctx, args, func(store *sqlite.Store, ids []int64) error {
+			return a.withRows(ctx, args, func(store outboxStore, ids []int64) error {
 				e, err := store.Show(ctx, ids[0])
 				if err != nil {
 					return withHint(err, "relay outbox list shows the rows there are")
@@ -174,18 +173,18 @@ func showRow(a *app, e outbox.Entry) error {
 func outboxRetryCommand() *command {
 	return changeRowsCommand("retry", "retried", `
 Retried rows are PENDING again, with no attempts and the same idempotency key.
-Without a choice all dead rows are retried.`, (*sqlite.Store).Retry)
+Without a choice all dead rows are retried.`, outboxStore.Retry)
 }
 
 func outboxDiscardCommand() *command {
 	return changeRowsCommand("discard", "discarded", `
 Discarded rows are deleted, with their copies. A key that was frozen for one
-goes on. All of them only with --all.`, (*sqlite.Store).Discard)
+goes on. All of them only with --all.`, outboxStore.Discard)
 }
 
 // changeRowsCommand makes the command for one thing to do with dead rows.
 // Deleting all of them is never the default.
-func changeRowsCommand(verb, done, long string, change func(*sqlite.Store, context.Context, outbox.Filter) (int, error)) *command {
+func changeRowsCommand(verb, done, long string, change func(outboxStore, context.Context, outbox.Filter) (int, error)) *command {
 	var f rowFlags
 	return &command{
 		name:    "outbox " + verb,
@@ -201,7 +200,7 @@ func changeRowsCommand(verb, done, long string, change func(*sqlite.Store, conte
 			if verb == "discard" && len(args) == 0 && !f.all && f.subject == "" && f.reason == "" {
 				return withHint(usagef("outbox %s: which rows?", verb), "name their IDs, or give --subject, --reason or --all")
 			}
-			return a.withRows(ctx, args, func(store *sqlite.Store, ids []int64) error {
+			return a.withRows(ctx, args, func(store outboxStore, ids []int64) error {
 				n, err := change(store, ctx, f.filter(ids))
 				if err != nil {
 					return err

@@ -15,7 +15,6 @@ import (
 
 	"github.com/seed-5e04d8fb/jetbox/dlq"
 	"github.com/seed-5e04d8fb/jetbox/embedded"
-	"github.com/seed-5e04d8fb/jetbox/outbox/sqlite"
 	"github.com/seed-5e04d8fb/jetbox/relay"
 )
 
@@ -29,11 +28,11 @@ type parts struct {
 	app    *app
 	flags  runFlags
 	url    string // of the broker, embeddedNATS, or empty for the context's
-	path   string // of the database
+	db     database
 	health *health
 
 	metrics *metrics
-	store   *sqlite.Store
+	store   atomic.Pointer[outboxStore] // also read by the metrics
 	http    *httpServer
 	broker  *embedded.Server
 	nc      *nats.Conn
@@ -57,20 +56,21 @@ func (p *parts) close() error {
 	return errors.Join(errs...)
 }
 
-// open brings up the parts. A broker that is away is waited for, visibly.
+// open brings up the parts. A database or a broker that is away is waited for,
+// visibly.
 func (p *parts) open(ctx context.Context) error {
-	if err := p.openStore(ctx); err != nil {
-		return err
-	}
-	p.metrics = newMetrics(p.store.Table(), p.health)
-	gauges := newGauges(context.WithoutCancel(ctx), p.store.Table(), p.store.Stats, letterCounter(p.letters.Load), p.app.log)
-	p.metrics.registry.MustRegister(gauges)
-	// Before the broker: one with much to recover takes minutes, in which the
-	// process is alive and not ready.
+	p.metrics = newMetrics(p.db.table, p.health)
+	scrapes, endScrapes := context.WithCancel(context.WithoutCancel(ctx))
+	defer p.onClose(func() error { endScrapes(); return nil }) // before the store, which waits for them
+	p.metrics.registry.MustRegister(newGauges(scrapes, p.db.table, p.stats, letterCounter(p.letters.Load), p.app.log))
+	// Before what it may have to wait for: the process is alive and not ready.
 	if err := p.openHTTP(ctx); err != nil {
 		return err
 	}
 	p.onClose(p.closeHTTP)
+	if err := p.openStore(ctx); err != nil {
+		return err
+	}
 	if err := p.openBroker(ctx); err != nil {
 		return err
 	}
@@ -78,30 +78,6 @@ func (p *parts) open(ctx context.Context) error {
 		return err
 	}
 	return p.newWorkers()
-}
-
-func (p *parts) openStore(ctx context.Context) error {
-	g := p.app.global
-	if p.flags.noSetup {
-		store, err := p.app.openStore(ctx)
-		if err != nil {
-			return err
-		}
-		p.store = store
-		p.onClose(store.Close)
-		return nil
-	}
-	store, err := sqlite.Open(ctx, sqlite.Config{Path: p.path, Table: g.table})
-	if err != nil {
-		return err
-	}
-	p.store = store
-	p.onClose(store.Close)
-	if err := store.Migrate(ctx); err != nil {
-		return err
-	}
-	p.app.log.LogAttrs(ctx, slog.LevelInfo, "outbox opened", slog.String("db", p.path), slog.String("table", store.Table()))
-	return nil
 }
 
 func (p *parts) openHTTP(ctx context.Context) error {
@@ -293,7 +269,7 @@ func (p *parts) newWorkers() (err error) {
 	if f.retention == (retention{}) {
 		cfg.Retention = relay.DeleteAtOnce
 	}
-	if p.relay, err = relay.New(p.store, p.js, cfg); err != nil {
+	if p.relay, err = relay.New(*p.store.Load(), p.js, cfg); err != nil {
 		return usageError{err}
 	}
 	p.router, err = dlq.NewRouter(p.letters.Load(), dlq.RouterConfig{EventStream: g.stream})

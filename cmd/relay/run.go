@@ -92,7 +92,11 @@ func runCommand() *command {
 		long: `
 Creates missing tables and streams, runs a JetStream server inside the process
 (its data in --data-dir, reachable at --listen), relays the outbox, routes dead
-letters and serves HTTP. With --nats URL it uses that server instead.
+letters and serves HTTP. With --nats URL it uses that server instead, as several
+relays of one PostgreSQL database have to: each would have a broker of its own.
+
+What is away is waited for, not ready and with the reason: database and broker,
+also at the start.
 
 SIGINT or SIGTERM stops it: what was sent is waited for and recorded. A second
 signal ends it at once, which loses nothing.`,
@@ -112,14 +116,14 @@ func serve(ctx context.Context, a *app, f runFlags) (err error) {
 	if err := f.check(url == embeddedNATS); err != nil {
 		return err
 	}
-	path, err := a.global.dbFile()
+	db, err := a.global.database()
 	if err != nil {
 		return err
 	}
 	if f.retention == (retention{}) {
 		a.log.LogAttrs(ctx, slog.LevelWarn, "--retention 0 deletes published rows at once: what the broker loses cannot be published again")
 	}
-	p := &parts{app: a, flags: f, url: url, path: path, health: &health{reason: "opening the database"}}
+	p := &parts{app: a, flags: f, url: url, db: db, health: &health{reason: "opening the database"}}
 	stopHealth := context.AfterFunc(ctx, func() {
 		p.health.stop()
 		a.log.LogAttrs(context.WithoutCancel(ctx), slog.LevelInfo, "stopping; once more ends it at once",

@@ -22,7 +22,7 @@ func TestFlagsOfTheContractExist(t *testing.T) {
 			"db": "sqlite:jetbox.db", "nats": "", "nats-creds": "", "nats-context": "", "table": "outbox", "stream": "EVENTS",
 			"subjects": "events.>", "source": "jetbox", "log-format": "text", "log-level": "info", "config": "",
 		},
-		"migrate": {"print": "false", "shards": "1"},
+		"migrate": {"print": "false", "shards": ""},
 		"emit": {
 			"key": "", "type": "", "aggregate-type": "", "aggregate-id": "", "aggregate-seq": "", "header": "", "at": "",
 			"count": "1", "lines": "false",

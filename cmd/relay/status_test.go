@@ -25,27 +25,35 @@ func TestStatusNamesEveryRelay(t *testing.T) {
 		wantProblem bool
 	}{
 		{
-			"several", outbox.Stats{Pending: 1, Shards: 16, Leases: []jetbox.Lease{lease("a pid 1", 7, 15), lease("b pid 2", 8, 1), lease("c pid 3", 9, 0)}},
+			"several",
+			outbox.Stats{Pending: 1, Shards: 16, Leases: []jetbox.Lease{lease("a pid 1", 7, 15), lease("b pid 2", 8, 1), lease("c pid 3", 9, 0)}},
 			[]string{
 				"relay         a pid 1, epoch 7, 15 of 16 shards, until 2026-07-01T12:00:01Z",
 				"relay         b pid 2, epoch 8, 1 of 16 shards, until 2026-07-01T12:00:01Z",
 				"relay         c pid 3, epoch 9, 0 of 16 shards, until 2026-07-01T12:00:01Z",
-			}, false,
+			},
+			false,
 		},
 		{
-			"one of one", outbox.Stats{Pending: 1, Shards: 1, Leases: []jetbox.Lease{lease("a", 7, 1)}},
-			[]string{"relay         a, epoch 7, 1 of 1 shard, until 2026-07-01T12:00:01Z"}, false,
+			"one of one",
+			outbox.Stats{Pending: 1, Shards: 1, Leases: []jetbox.Lease{lease("a", 7, 1)}},
+			[]string{"relay         a, epoch 7, 1 of 1 shard, until 2026-07-01T12:00:01Z"},
+			false,
 		},
 		{
-			"only standbys", outbox.Stats{Pending: 2, Shards: 4, Leases: []jetbox.Lease{lease("a", 7, 0)}},
+			"only standbys",
+			outbox.Stats{Pending: 2, Shards: 4, Leases: []jetbox.Lease{lease("a", 7, 0)}},
 			[]string{
 				"relay         a, epoch 7, 0 of 4 shards, until 2026-07-01T12:00:01Z",
 				"problem       2 rows pending and no relay holds the lease",
-			}, true,
+			},
+			true,
 		},
 		{
-			"none", outbox.Stats{Pending: 1, Shards: 1},
-			[]string{"relay         none", "problem       1 row pending and no relay holds the lease"}, true,
+			"none",
+			outbox.Stats{Pending: 1, Shards: 1},
+			[]string{"relay         none", "problem       1 row pending and no relay holds the lease"},
+			true,
 		},
 	} {
 		r := newStatus("outbox", tt.stats, now)
