@@ -156,7 +156,9 @@ func (s *Store) connectListener(ctx context.Context) (*listener, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	conn, err := pgx.ConnectConfig(ctx, s.pool.Config().ConnConfig)
+	cfg := s.pool.Config().ConnConfig // a copy
+	cfg.RuntimeParams["application_name"] += " listener"
+	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
 		s.gate.note(err)
 		return nil, err
@@ -266,8 +268,12 @@ func (s *Store) await(ctx context.Context, l *listener) (woken bool, err error) 
 	case quiet.Err() != nil:
 		err = s.probe(ctx, l)
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, errDeaf):
 		s.heard(ctx, l, err)
+		return true, nil
+	case err != nil: // what was sent meanwhile is lost: look, and listen anew
+		s.drop(l)
 		return true, nil
 	}
 	s.giveBack(l)
