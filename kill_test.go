@@ -1,6 +1,7 @@
 package jetbox_test
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -32,9 +33,10 @@ const envRelay = "JETBOX_TEST_RELAY"
 
 // child is what such a process is told.
 type child struct {
-	Outbox string // the URL of a PostgreSQL database, or a SQLite file
-	Broker string
-	Lease  time.Duration
+	Outbox  string // the URL of a PostgreSQL database, or a SQLite file
+	Broker  string
+	Lease   time.Duration
+	Backoff time.Duration // default 100ms
 }
 
 func TestMain(m *testing.M) {
@@ -89,7 +91,7 @@ func (c child) run() error {
 	if err != nil {
 		return err
 	}
-	r, err := relay.New(store, js, relay.Config{Lease: c.Lease, MaxAttempts: 2, Backoff: 100 * time.Millisecond})
+	r, err := relay.New(store, js, relay.Config{Lease: c.Lease, MaxAttempts: 2, Backoff: cmp.Or(c.Backoff, 100*time.Millisecond)})
 	if err != nil {
 		return err
 	}

@@ -133,8 +133,13 @@ func (s *several) start(n int) {
 func (s *several) end(cmd *exec.Cmd, sig os.Signal) {
 	s.t.Helper()
 	s.must(cmd.Process.Signal(sig))
-	if err := cmd.Wait(); err != nil && sig == syscall.SIGTERM {
-		s.t.Fatalf("relay %d, stopped: %v", cmd.Process.Pid, err)
+	err := cmd.Wait()
+	if sig == syscall.SIGTERM {
+		s.must(err)
+		st := s.stats()
+		if slices.ContainsFunc(st.Leases, func(l jetbox.Lease) bool { return isOf(l, cmd) }) {
+			s.t.Errorf("relay %d has stopped and keeps its lease: %+v", cmd.Process.Pid, st)
+		}
 	}
 	s.alive = slices.DeleteFunc(s.alive, func(c *exec.Cmd) bool { return c == cmd })
 }
@@ -250,12 +255,14 @@ func (s *several) table() (table []sharedRow) {
 	return table
 }
 
-// dump returns what is recorded about rows that are no longer pending, by id, with
-// all that a relay may write.
-func (s *several) dump() map[int64]string {
+// settled are the rows that a relay is done with.
+const settled = `status <> 'PENDING'`
+
+// dump returns all that a relay may write of the rows under a condition, by id.
+func (s *several) dump(condition string) map[int64]string {
 	s.t.Helper()
 	rows, err := s.pool.Query(s.t.Context(), `SELECT id, concat_ws('|', status, attempts, last_error, available_at, published_at, stream, stream_seq)
-		FROM outbox WHERE status <> 'PENDING'`)
+		FROM outbox WHERE `+condition)
 	s.must(err)
 	defer rows.Close()
 	recorded := make(map[int64]string)
@@ -267,6 +274,16 @@ func (s *several) dump() map[int64]string {
 	}
 	s.must(rows.Err())
 	return recorded
+}
+
+// wantUnchanged compares two dumps.
+func (s *several) wantUnchanged(before, after map[int64]string) {
+	s.t.Helper()
+	for id, was := range before {
+		if is := after[id]; is != was {
+			s.t.Errorf("row %d was recorded as %q, and later as %q", id, was, is)
+		}
+	}
 }
 
 // verify waits for the drain, and checks what is there after it: the invariants of
