@@ -24,9 +24,10 @@ type sharedSource struct {
 	*faultySource
 
 	// YieldFunc, when set, runs before Yield, with its error instead if there is
-	// one. YieldedFunc runs after it, before it returns.
+	// one. YieldedFunc runs when it is done, and says what
+	// it returns.
 	YieldFunc   func() error
-	YieldedFunc func()
+	YieldedFunc func() error
 
 	mu     sync.Mutex // guards what follows
 	shards int        // of this relay
@@ -114,8 +115,8 @@ func (s *sharedSource) Yield(ctx context.Context, l jetbox.Lease) error {
 	if s.giveBack(l) {
 		err = s.Store.Release(ctx, l)
 	}
-	if s.YieldedFunc != nil {
-		s.YieldedFunc()
+	if err == nil && s.YieldedFunc != nil {
+		err = s.YieldedFunc()
 	}
 	return err
 }
@@ -403,17 +404,19 @@ func TestRenewalBesideAYieldIsOld(t *testing.T) {
 		name          string
 		shards        int
 		before, after time.Duration // in the yield, until it is done and until it is known
+		lost          error         // what becomes known of it
 		answer        time.Duration // of the renewal
 	}{
-		{"asked before it is done and answered after", 2, 4 * time.Second, 0, 3 * time.Second},
-		{"finds all gone before that is known", 1, 0, 4 * time.Second, 0},
-		{"finds it not done yet, the next one finds all gone", 1, 5 * time.Second, 3 * time.Second, 0},
+		{"asked before it is done and answered after", 2, 4 * time.Second, 0, nil, 3 * time.Second},
+		{"finds all gone before that is known", 1, 0, 4 * time.Second, nil, 0},
+		{"finds all gone, which never becomes known", 1, 0, 4 * time.Second, errors.New("connection reset"), 0},
+		{"finds it not done, the next one finds all gone", 1, 5 * time.Second, 3 * time.Second, errors.New("connection reset"), 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			inBubble(t, func(r *rig) {
 				src, log := newSharedSource(r, tt.shards), &logBook{}
 				src.YieldFunc = func() error { time.Sleep(tt.before); return nil }
-				src.YieldedFunc = func() { time.Sleep(tt.after) }
+				src.YieldedFunc = func() error { time.Sleep(tt.after); return tt.lost }
 				slow := &lateAnswers{sharedSource: src}
 				rel, stop := r.start(slow, relay.Config{Lease: 9 * time.Second, Logger: log.logger()})
 				defer stop()

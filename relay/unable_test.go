@@ -78,7 +78,7 @@ func TestHolderWithoutBrokerIsUnableUntilItHasRested(t *testing.T) {
 		r.wantPayloads("1")
 		r.wantHealth(rel, true, "")
 		time.Sleep(5 * unableLease)
-		src.wantAsked(r, false, up, 3*unableLease, 3*unableLease+8*time.Second+unableLease/3)
+		src.wantAsked(r, false, up, 3*unableLease-5*time.Second, 3*unableLease+8*time.Second+unableLease/3)
 	})
 }
 
