@@ -114,6 +114,9 @@ type Lease struct {
 	// more of their rows, settles what it has sent, and yields.
 	Excess int
 
+	// Peers is how many other relays share the source.
+	Peers int
+
 	// Holder is the owner's process, for people: host and pid.
 	Holder string
 

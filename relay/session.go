@@ -56,7 +56,8 @@ func (s *session) maySend() (ok bool) {
 // another relay has it, or nothing is left of it, lost is called.
 func (s *session) keepLease(lost context.CancelCauseFunc) {
 	for {
-		pause(s.ctx, s.cfg.Lease/3)
+		had := s.share.now()
+		pause(s.ctx, s.renewEvery(had))
 		if s.ctx.Err() != nil {
 			return
 		}
@@ -73,10 +74,20 @@ func (s *session) keepLease(lost context.CancelCauseFunc) {
 			return
 		}
 		s.extend(asked)
-		if l.Excess > 0 {
-			s.Wake() // an idle loop would keep them until it polls
+		if l.Excess > 0 || l.Shards > had.Shards {
+			s.Wake() // an idle loop would give back, or look into, these when it polls
 		}
 	}
+}
+
+// renewEvery is the time between two renewals. With others it is also how long a
+// shard that one of them has left stays without a relay.
+func (s *session) renewEvery(l jetbox.Lease) time.Duration {
+	const least = 100 * time.Millisecond
+	if l.Peers > 0 {
+		return min(s.cfg.Lease/3, max(s.cfg.Lease/10, least))
+	}
+	return s.cfg.Lease / 3
 }
 
 // loop claims, publishes and records until there is an end to the session: nil

@@ -40,6 +40,7 @@ func (s *Store) claim(ctx context.Context, l jetbox.Lease, n int) ([]jetbox.Row,
 	if err := s.sweep(ctx, l); err != nil {
 		return nil, err
 	}
+	s.tidy(ctx)
 	shards := s.claimable()
 	for {
 		if idle, err := s.idle(ctx, shards); err != nil || idle {
@@ -73,17 +74,21 @@ func (s *Store) claimable() []int16 {
 	return append([]int16{}, shards...)
 }
 
-// idle asks without a write, so that a relay with nothing to do costs no sync.
+// idle asks without a write, so that a relay with nothing to do costs no sync. In
+// the order of an index: read in any other, a queue that has just been emptied is
+// read to its end.
 func (s *Store) idle(ctx context.Context, shards []int16) (idle bool, err error) {
-	ready := `EXISTS (SELECT FROM {queue})`
-	var args []any
+	const first = `(SELECT q.id FROM {queue} q ORDER BY q.id LIMIT 1) IS NOT NULL`
+	const ofShards = `EXISTS (SELECT FROM unnest($1::smallint[]) AS m (shard)
+		WHERE (SELECT q.id FROM {queue} q WHERE q.shard = m.shard ORDER BY q.id LIMIT 1) IS NOT NULL)`
+	const due = ` OR coalesce((SELECT w.due FROM {wait} w WHERE w.due IS NOT NULL ORDER BY w.due LIMIT 1) <= clock_timestamp(), false)`
+	query, args := first, []any(nil)
 	if shards != nil {
-		ready = `EXISTS (SELECT FROM unnest($1::smallint[]) AS m (shard) WHERE EXISTS (SELECT FROM {queue} q WHERE q.shard = m.shard))`
-		args = append(args, shards)
+		query, args = ofShards, []any{shards}
 	}
 	var work bool
 	err = s.do(ctx, func(ctx context.Context) error {
-		return s.pool.QueryRow(ctx, s.sql(`SELECT `+ready+` OR EXISTS (SELECT FROM {wait} WHERE due <= (SELECT clock_timestamp()))`), args...).Scan(&work)
+		return s.pool.QueryRow(ctx, s.sql(`SELECT `+query+due), args...).Scan(&work)
 	})
 	return !work, err
 }
@@ -99,15 +104,17 @@ type claimed struct {
 // are in: relays that do it at once do not wait for each other.
 const wakeSQL = `WITH due AS (
 		DELETE FROM {wait} WHERE id IN (
-			SELECT id FROM {wait} WHERE due <= (SELECT clock_timestamp()) ORDER BY due LIMIT $3 FOR UPDATE SKIP LOCKED)
+			SELECT id FROM {wait} WHERE due <= now() ORDER BY due LIMIT $3 FOR UPDATE SKIP LOCKED)
 			AND ` + fenced + `
 		RETURNING id, shard)
 	INSERT INTO {queue} (id, shard) SELECT id, shard FROM due ON CONFLICT DO NOTHING`
 
 // Conditions on a row o of the queue. The first part of each is asked once for
-// the whole statement: in most outboxes nothing waits.
+// the whole statement: in most outboxes nothing waits. All mean the same moment,
+// now(), the beginning of the transaction: a row that becomes due between two
+// statements would else hold its key back in one and not be woken in the other.
 const (
-	isLater = `coalesce(o.available_at > clock_timestamp(), false)`
+	isLater = `coalesce(o.available_at > now(), false)`
 
 	// An earlier row of its key waits for a retry, is frozen, or is itself behind
 	// one.
@@ -118,8 +125,8 @@ const (
 	// A scheduled row of its key has become due: it is woken in the order of
 	// times, not of ids, so this one could pass it by.
 	isOvertaking = `coalesce(
-		EXISTS (SELECT FROM {wait} WHERE due <= (SELECT clock_timestamp())) AND o.aggregate_id <> '' AND
-			EXISTS (SELECT FROM {wait} w WHERE w.hold = 1 AND {w has the key of o} AND w.due <= (SELECT clock_timestamp()) AND w.id < o.id), false)`
+		EXISTS (SELECT FROM {wait} WHERE due <= now()) AND o.aggregate_id <> '' AND
+			EXISTS (SELECT FROM {wait} w WHERE w.hold = 1 AND {w has the key of o} AND w.due <= now() AND w.id < o.id), false)`
 )
 
 // claimSQL returns the statement that reads the first rows of the queue, of all
@@ -227,6 +234,7 @@ func (s *Store) putToSleep(ctx context.Context, l jetbox.Lease, shards []int16, 
 	if len(c.rows) == 0 && len(c.behind) > 0 {
 		s.queueMoreSleep(b, l, shards)
 	}
+	s.left(len(c.later) + len(c.behind) + len(c.stale))
 	return true, s.send(ctx, b)
 }
 

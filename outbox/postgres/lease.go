@@ -97,7 +97,7 @@ func (s *Store) acquire(ctx context.Context, c jetbox.Candidate) (jetbox.Lease, 
 		l.Held = false
 		return l.Lease, nil
 	}
-	l.Held, l.Shards, l.Excess = true, len(h.shards), h.excess()
+	l.Held, l.Shards, l.Excess, l.Peers = true, len(h.shards), h.excess(), len(r.leases)-1
 	return l.Lease, nil
 }
 
@@ -113,14 +113,17 @@ func (r *roll) busiest() (most lease) {
 }
 
 const (
-	// expelSQL removes the leases that have ended and frees their shards, in one
-	// statement: whom it finds gone is exactly whose shards are freed.
+	// expelSQL removes the leases that have ended and frees their shards, and those
+	// of owners who have no lease at all. It goes by the owners that it has found,
+	// not by the absence of one: a shard that somebody takes meanwhile is his.
 	expelSQL = `WITH gone AS (
 			DELETE FROM {relay} WHERE owner <> $1 AND (expires_at < clock_timestamp()
 				OR EXISTS (SELECT FROM unnest($2::text[], $3::timestamptz[]) AS s (owner, expires_at)
 					WHERE s.owner = {relay}.owner AND s.expires_at = {relay}.expires_at))
-			RETURNING owner)
-		UPDATE {shard} SET owner = NULL WHERE owner IN (SELECT owner FROM gone)`
+			RETURNING owner),
+		orphans AS MATERIALIZED (
+			SELECT s.owner FROM {shard} s WHERE s.owner IS NOT NULL AND NOT EXISTS (SELECT FROM {relay} r WHERE r.owner = s.owner))
+		UPDATE {shard} SET owner = NULL WHERE owner IN (SELECT owner FROM gone UNION ALL SELECT owner FROM orphans)`
 
 	announceSQL = `INSERT INTO {relay} AS r (owner, holder, epoch, expires_at, length_ms, unable)
 		SELECT $1, $2, 1 + greatest((SELECT max(epoch) FROM {shard}), (SELECT max(epoch) FROM {relay})),
@@ -237,11 +240,11 @@ func (s *Store) observe(r *roll) {
 }
 
 // Yield gives back the shards that another relay should have. What is unresolved
-// in them stays claimed, for their next holder to see.
+// in them stays claimed, for their next holder to see. Claim must not run
+// meanwhile.
 func (s *Store) Yield(ctx context.Context, l jetbox.Lease) error {
 	s.mu.Lock()
 	surplus := slices.Clone(s.hand.surplus())
-	s.hand.shards, _ = s.hand.keep()
 	s.mu.Unlock()
 	if len(surplus) == 0 {
 		return nil
@@ -252,6 +255,9 @@ func (s *Store) Yield(ctx context.Context, l jetbox.Lease) error {
 	if err := s.send(ctx, b); err != nil {
 		return fmt.Errorf("yield shards of outbox %q: %w", s.cfg.Table, err)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hand.shards = slices.DeleteFunc(slices.Clone(s.hand.shards), func(n int16) bool { return slices.Contains(surplus, n) })
 	return nil
 }
 

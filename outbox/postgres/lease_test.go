@@ -198,3 +198,21 @@ func TestShareOfARelayThatDiedJustAfterJoiningIsNotWaitedFor(t *testing.T) {
 		}
 	}
 }
+
+// An operator may remove a relay's row by hand: nothing stays with it.
+func TestShardsOfAnOwnerWithoutALeaseAreFree(t *testing.T) {
+	t.Parallel()
+	peers := newPeers(t, 16, "a", "b")
+	a, b := peers[0], peers[1]
+	a.turn(time.Hour, false)
+	exec(t, a.Store, `DELETE FROM outbox_relay`)
+	b.turn(time.Hour, false)
+	wantShards(t, a.Store, map[string]int{"b": 16})
+	if _, err := a.Claim(t.Context(), a.lease, 10); err != nil {
+		t.Errorf("Claim with nothing to claim: %v", err)
+	}
+	add(t, b.Store, 1, "k")
+	if _, err := a.Claim(t.Context(), a.lease, 10); !errors.Is(err, jetbox.ErrLeaseLost) {
+		t.Errorf("Claim without a lease = %v, want ErrLeaseLost", err)
+	}
+}

@@ -19,6 +19,7 @@ func (s *Store) Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Ou
 		if err := s.record(ctx, l, batch); err != nil {
 			return fmt.Errorf("record outcomes in outbox %q: %w", s.cfg.Table, err)
 		}
+		s.left(len(batch))
 	}
 	return nil
 }

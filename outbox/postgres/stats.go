@@ -18,7 +18,7 @@ const statsSQL = `SELECT
 	(SELECT count(*) FROM {shard} s JOIN {queue} q ON q.shard = s.shard AND q.id BETWEEN s.claimed_from AND s.claimed_to),
 	least(
 		(SELECT o.created_at FROM {queue} q JOIN {outbox} o USING (id) ORDER BY q.id LIMIT 1),
-		(SELECT min(o.created_at) FROM {wait} w JOIN {outbox} o USING (id) WHERE w.due <= (SELECT clock_timestamp())),
+		(SELECT min(o.created_at) FROM {wait} w JOIN {outbox} o USING (id) WHERE w.due <= now()),
 		(SELECT min(o.created_at) FROM {wait} w JOIN {outbox} o USING (id) WHERE w.hold = 2 AND w.due IS NOT NULL),
 		(SELECT o.created_at FROM {outbox} o WHERE o.id = (SELECT min(id) FROM {wait} WHERE hold = 3))),
 	(SELECT count(*) FROM {dead}),

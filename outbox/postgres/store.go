@@ -63,13 +63,14 @@ type Store struct {
 	db   *sql.DB
 	gate *gate
 
-	mu     sync.Mutex // guards what follows
-	hand   hand
-	seen   map[string]observed // other relays' leases, by owner
-	pruned int64               // where the last prune stopped looking
-	swept  time.Time           // when stranded rows were last looked for
-	reset  time.Time           // when the pool was last emptied
-	wake   wakeState
+	mu       sync.Mutex // guards what follows
+	hand     hand
+	seen     map[string]observed // other relays' leases, by owner
+	pruned   int64               // where the last prune stopped looking
+	swept    time.Time           // when stranded rows were last looked for
+	reset    time.Time           // when the pool was last emptied
+	wake     wakeState
+	vacuumed vacuumed
 }
 
 // minVersion is the oldest server that has what the schema uses.
