@@ -226,7 +226,7 @@ type repeater struct {
 func newRepeater(log *slog.Logger, what string) *repeater { return &repeater{log: log, what: what} }
 
 func (r *repeater) warn(ctx context.Context, err error) {
-	text := oneLine(err)
+	text := oneLine(err.Error())
 	if text == r.text && time.Since(r.at) < repeatLog {
 		return
 	}

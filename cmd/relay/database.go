@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -142,9 +143,31 @@ func (d database) openExisting(ctx context.Context, o openOptions) (outboxStore,
 		return nil, err
 	}
 	if err := store.Check(ctx); err != nil {
-		return nil, errors.Join(err, store.Close())
+		return nil, errors.Join(err, d.close(store))
 	}
 	return store, nil
+}
+
+// closeTime is how long a database may take to say goodbye.
+const closeTime = time.Second
+
+// close closes the store, or leaves that to the end of the process, where
+// PostgreSQL does not answer: its pool waits for some 15 seconds for each
+// connection, and nothing is left to do.
+func (d database) close(store outboxStore) error {
+	if d.url == "" {
+		return store.Close()
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- store.Close() }()
+	timer := time.NewTimer(closeTime)
+	defer timer.Stop()
+	select {
+	case err := <-closed:
+		return err
+	case <-timer.C:
+		return nil
+	}
 }
 
 // openStore opens the outbox of --db and --table, which must be there. The caller

@@ -80,7 +80,7 @@ func report(stderr io.Writer, err error) int {
 		return exitFound
 	}
 	// One line, whatever the cause looks like: scripts and log collectors read it.
-	cause := oneLine(err)
+	cause := oneLine(err.Error())
 	// Package relay begins its errors with its name, which is also the program's.
 	fmt.Fprintf(stderr, "relay: %s\n", strings.TrimPrefix(cause, "relay: "))
 	if hint := hintOf(err); hint != "" {
@@ -93,10 +93,10 @@ func report(stderr io.Writer, err error) int {
 	return exitFailed
 }
 
-// oneLine is the text of an error that may have several lines, those of pgx with
-// a tab in front: one for each address tried.
-func oneLine(err error) string {
-	return strings.NewReplacer(":\n\t", ": ", "\n\t", "; ", "\n", "; ").Replace(strings.TrimSpace(err.Error()))
+// oneLine makes one line of an error's text. Those of pgx have a line with a tab in
+// front for each address tried.
+func oneLine(text string) string {
+	return strings.NewReplacer(":\n\t", ": ", "\n\t", "; ", "\n", "; ").Replace(strings.TrimSpace(text))
 }
 
 // interrupted returns what stopped ctx when it is done, for commands that were

@@ -65,7 +65,7 @@ func (h *health) now() readiness {
 func (h *health) serveReady(secrets *redactor) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		r := h.now()
-		r.Reason = secrets.mask(r.Reason)
+		r.Reason = oneLine(secrets.mask(r.Reason))
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")
 		if !r.Ready {

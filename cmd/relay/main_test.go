@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"flag"
 	"os/exec"
 	"strconv"
 	"testing"
@@ -20,7 +21,14 @@ func TestMain(m *testing.M) {
 // withPostgres stops the server of the tests when they have run.
 type withPostgres struct{ *testing.M }
 
-func (w withPostgres) Run() int { return pgtest.Main(w.M) }
+func (w withPostgres) Run() int {
+	// These tests wait for processes most of the time: more at once than there are
+	// cores. The command line still decides.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
+	}
+	return pgtest.Main(w.M)
+}
 
 func TestScripts(t *testing.T) {
 	t.Parallel()

@@ -17,7 +17,7 @@ func (p *parts) openStore(ctx context.Context) error {
 		store, err := p.tryStore(ctx)
 		if err == nil {
 			p.store.Store(&store)
-			p.onClose(store.Close)
+			p.onClose(func() error { return p.db.close(store) })
 			p.app.log.LogAttrs(ctx, slog.LevelInfo, "outbox opened", slog.String("db", p.db.String()), slog.String("table", store.Table()))
 			p.warnOfOthers(ctx, store)
 			return nil
@@ -25,7 +25,7 @@ func (p *parts) openStore(ctx context.Context) error {
 		if !p.db.away(err) {
 			return err
 		}
-		p.health.starting("waiting for the database: " + oneLine(err))
+		p.health.starting("waiting for the database: " + oneLine(err.Error()))
 		said.warn(ctx, err)
 		if err := sleep(ctx, reconnectDelays.After(attempt)); err != nil {
 			return err
@@ -43,7 +43,7 @@ func (p *parts) tryStore(ctx context.Context) (outboxStore, error) {
 		return nil, err
 	}
 	if err := store.Migrate(ctx); err != nil {
-		return nil, errors.Join(err, store.Close())
+		return nil, errors.Join(err, p.db.close(store))
 	}
 	return store, nil
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -30,6 +31,7 @@ func TestPostgresScripts(t *testing.T) {
 		Files: []string{"testdata/postgres/migrate.txtar", "testdata/script/outbox.txtar"},
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("RELAY_DB", pgtest.URL(env.T().(testing.TB)))
+			env.Setenv("RELAY_NATS", "nats://127.0.0.1:1") // whatever broker this machine has
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -191,7 +193,7 @@ func TestPostgresOutagesAreWaitedForAndMistakesAreNot(t *testing.T) {
 	}
 
 	cluster.Stop(t)
-	p := start(t, t.TempDir(), "run", "--db", app, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log-format", "json", "--log-level", "debug")
+	p := start(t, t.TempDir(), "run", "--db", app, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log-format", "json", "--log-level", "debug", "--drain-timeout", "1s")
 	r := &relayRun{proc: p, http: "http://" + p.field(t, "serving HTTP", "address")}
 	notReady := func(role, reason string) {
 		t.Helper()
@@ -220,9 +222,16 @@ func TestPostgresOutagesAreWaitedForAndMistakesAreNot(t *testing.T) {
 	once(t, p.dir, "emit", "--db", app, "events.a", "after")
 	c.stdout.line(t, "events.a after")
 	r.ready(t)
+	// One that does not answer holds nobody up who is asked to stop.
+	cluster.Pause(t)
+	defer cluster.Resume(t)
+	asked := time.Now()
 	p.signal(t, syscall.SIGTERM)
 	if code := p.wait(t); code != exitFine {
 		t.Errorf("ended with %d", code)
+	}
+	if took, most := time.Since(asked), 5*time.Second; took > most {
+		t.Errorf("took %v to stop without its database, want at most %v", took, most)
 	}
 	if text := p.stderr.String(); strings.Contains(text, password) || !strings.Contains(text, `"db":"postgres://app:*****@`) {
 		t.Errorf("the log shows the password, or not the database:\n%s", text)
@@ -351,8 +360,8 @@ func TestRolesOfTheReadmeSuffice(t *testing.T) {
 // What pgx says in several lines is one for people and logs.
 func TestErrorsOfSeveralAddressesAreOneLine(t *testing.T) {
 	t.Parallel()
-	err := errors.New("failed to connect to `user=u`:\n\ta: refused\n\tb: refused\nand")
-	if got, want := oneLine(err), "failed to connect to `user=u`: a: refused; b: refused; and"; got != want {
+	text := "failed to connect to `user=u`:\n\ta: refused\n\tb: refused\nand"
+	if got, want := oneLine(text), "failed to connect to `user=u`: a: refused; b: refused; and"; got != want {
 		t.Errorf("oneLine = %q, want %q", got, want)
 	}
 }
