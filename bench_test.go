@@ -1,10 +1,13 @@
 package jetbox_test
 
 import (
-	"bytes"
 	"context"
+	"database/sql"
 	"fmt"
+	"iter"
+	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,7 +17,9 @@ import (
 
 	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/embedded"
+	"github.com/seed-5e04d8fb/jetbox/internal/pgtest"
 	"github.com/seed-5e04d8fb/jetbox/outbox"
+	"github.com/seed-5e04d8fb/jetbox/outbox/postgres"
 	"github.com/seed-5e04d8fb/jetbox/outbox/sqlite"
 	"github.com/seed-5e04d8fb/jetbox/relay"
 )
@@ -22,15 +27,27 @@ import (
 // BenchmarkDrain drains a backlog of 100,000 rows of 512 bytes, inserted by plain
 // SQL, and publishes the same messages, with all their headers, by raw
 // asynchronous publish to the same broker before and after. Durability: the
-// relay's claims and records with synchronous=FULL, the broker's file store
-// synced once a minute. It reports rows/s of both and their ratio.
+// relay's claims and records are synced to disk (SQLite: synchronous=FULL;
+// PostgreSQL: fsync and synchronous_commit on), the broker's file store once a
+// minute. It reports rows/s of both and their ratio.
 func BenchmarkDrain(b *testing.B) {
 	const rows = 100_000
-	for _, keys := range []int{0, 1000} {
-		b.Run(fmt.Sprintf("keys=%d", keys), func(b *testing.B) {
+	for _, bb := range []struct {
+		name string
+		keys int
+		open func(b *testing.B) drainStore
+		cfg  relay.Config
+	}{
+		{"sqlite/keys=0", 0, openSQLite, relay.Config{}},
+		{"sqlite/keys=1000", 1000, openSQLite, relay.Config{}},
+		{"postgres/keys=0", 0, openPostgres, relay.Config{}},
+		{"postgres/keys=1000", 1000, openPostgres, relay.Config{}},
+		{"postgres/keys=1000,retention=0", 1000, openPostgres, relay.Config{Retention: relay.DeleteAtOnce}},
+	} {
+		b.Run(bb.name, func(b *testing.B) {
 			var raw, drain float64
 			for b.Loop() {
-				r, d := drainOnce(b, rows, keys)
+				r, d := drainOnce(b, bb.open(b), rows, bb.keys, bb.cfg)
 				raw, drain = raw+r, drain+d
 			}
 			b.ReportMetric(drain/float64(b.N), "rows/s")
@@ -41,10 +58,41 @@ func BenchmarkDrain(b *testing.B) {
 	}
 }
 
+// drainStore is what a benchmark needs of a store.
+type drainStore interface {
+	relay.Source
+	DB() *sql.DB
+	Migrate(ctx context.Context) error
+	List(ctx context.Context, f outbox.Filter) iter.Seq2[outbox.Entry, error]
+	Stats(ctx context.Context) (outbox.Stats, error)
+	Close() error
+}
+
+func openSQLite(b *testing.B) drainStore {
+	b.Helper()
+	store, err := sqlite.Open(b.Context(), sqlite.Config{Path: filepath.Join(b.TempDir(), "bench.db")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return store
+}
+
+func openPostgres(b *testing.B) drainStore {
+	b.Helper()
+	b.Setenv("TMPDIR", os.TempDir()) // on disk, not in memory
+	cluster := pgtest.Start(b, "fsync=on", "full_page_writes=on", "shared_buffers=512MB", "max_wal_size=2GB")
+	store, err := postgres.Open(b.Context(), postgres.Config{URL: cluster.URL(b)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return store
+}
+
 // drainOnce returns messages per second of raw publish and rows per second of the
 // relay.
-func drainOnce(b *testing.B, rows, keys int) (raw, drain float64) {
+func drainOnce(b *testing.B, store drainStore, rows, keys int, cfg relay.Config) (raw, drain float64) {
 	ctx := b.Context()
+	defer store.Close()
 	srv := embedded.RunTest(b)
 	nc, err := srv.Connect(nats.ReconnectBufSize(-1))
 	if err != nil {
@@ -60,11 +108,6 @@ func drainOnce(b *testing.B, rows, keys int) (raw, drain float64) {
 			b.Fatal(err)
 		}
 	}
-	store, err := sqlite.Open(ctx, sqlite.Config{Path: filepath.Join(b.TempDir(), "bench.db")})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer store.Close()
 	if err := store.Migrate(ctx); err != nil {
 		b.Fatal(err)
 	}
@@ -79,9 +122,9 @@ func drainOnce(b *testing.B, rows, keys int) (raw, drain float64) {
 
 	before := rawPublish(ctx, b, js, "BEFORE", events)
 	var published atomic.Int64
-	r, err := relay.New(store, js, relay.Config{Stream: "EVENTS", Batch: 1000, Hooks: relay.Hooks{
-		PublishedFunc: func(time.Duration, time.Duration, bool) { published.Add(1) },
-	}})
+	cfg.Stream, cfg.Batch = "EVENTS", 1000
+	cfg.Hooks.PublishedFunc = func(time.Duration, time.Duration, bool) { published.Add(1) }
+	r, err := relay.New(store, js, cfg)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -102,7 +145,7 @@ func drainOnce(b *testing.B, rows, keys int) (raw, drain float64) {
 	return (before + after) / 2, float64(rows) / took.Seconds()
 }
 
-func pending(ctx context.Context, b *testing.B, store *sqlite.Store) int64 {
+func pending(ctx context.Context, b *testing.B, store drainStore) int64 {
 	b.Helper()
 	st, err := store.Stats(ctx)
 	if err != nil {
@@ -111,26 +154,31 @@ func pending(ctx context.Context, b *testing.B, store *sqlite.Store) int64 {
 	return st.Pending
 }
 
-func insertPlain(ctx context.Context, b *testing.B, store *sqlite.Store, rows, keys int) {
+// insertPlain inserts a hundred rows with each statement, as either database
+// understands it.
+func insertPlain(ctx context.Context, b *testing.B, store drainStore, rows, keys int) {
 	b.Helper()
-	payload := bytes.Repeat([]byte("x"), 512)
+	const each = 100
+	payload := strings.Repeat("x", 512)
 	tx, err := store.DB().BeginTx(ctx, nil)
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer tx.Rollback()
-	stmt, err := tx.PrepareContext(ctx, `INSERT INTO outbox (subject, aggregate_type, aggregate_id, payload)
-		VALUES ('EVENTS.order.placed', 'order', ?, ?)`)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer stmt.Close()
-	for i := range rows {
-		var key any
-		if keys > 0 {
-			key = fmt.Sprint("o-", i%keys)
+	for first := 0; first < rows; first += each {
+		var query strings.Builder
+		query.WriteString("INSERT INTO outbox (subject, aggregate_type, aggregate_id, payload) VALUES ")
+		for i := first; i < first+each; i++ {
+			key := "NULL"
+			if keys > 0 {
+				key = fmt.Sprintf("'o-%d'", i%keys)
+			}
+			if i > first {
+				query.WriteByte(',')
+			}
+			fmt.Fprintf(&query, "('EVENTS.order.placed', 'order', %s, '%s')", key, payload)
 		}
-		if _, err := stmt.Exec(key, payload); err != nil {
+		if _, err := tx.ExecContext(ctx, query.String()); err != nil {
 			b.Fatal(err)
 		}
 	}
