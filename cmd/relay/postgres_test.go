@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -63,6 +64,20 @@ func mustRunSQL(t *testing.T, url, statements string) {
 	}
 }
 
+// eventuallySQL asks until the answer is true.
+func eventuallySQL(t *testing.T, url, question string) {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	eventually(t, question, func() (holds bool, state string) {
+		err := conn.QueryRow(t.Context(), question).Scan(&holds)
+		return holds, fmt.Sprint(holds, err)
+	})
+}
+
 // The first steps with a PostgreSQL database, in a schema of its own: run, emit, a
 // plain INSERT, consume; and what a person does with a row that cannot be sent.
 func TestPostgresRunEmitConsumeAndPlainInsertArrive(t *testing.T) {
@@ -77,20 +92,21 @@ func TestPostgresRunEmitConsumeAndPlainInsertArrive(t *testing.T) {
 	c.stdout.line(t, `events.hello {"x":1}`)
 	c.stdout.line(t, "events.plain hi")
 
-	eventually(t, "row 3 is dead", func() (bool, string) {
-		out := relay("outbox", "list", "--status", "DEAD_LETTER")
-		return strings.Contains(out, "wildcard"), out
-	})
+	const dead = `SELECT EXISTS (SELECT FROM billing.outbox_dead_letter)`
+	eventuallySQL(t, url, dead)
+	if out := relay("outbox", "list", "--status", "DEAD_LETTER"); !strings.Contains(out, "3   DEAD_LETTER") || !strings.Contains(out, "wildcard") {
+		t.Errorf("outbox list shows\n%s\nwant row 3 with its reason", out)
+	}
 	if out := relay("outbox", "show", "2"); !strings.Contains(out, "PUBLISHED") || !strings.Contains(out, "EVENTS sequence ") {
 		t.Errorf("row 2 is\n%s\nwant it PUBLISHED with its place", out)
 	}
 	if out := relay("outbox", "retry", "3"); out != "1 row retried\n" {
 		t.Errorf("outbox retry says %q", out)
 	}
-	eventually(t, "row 3 is dead again and discarded", func() (bool, string) {
-		out := relay("outbox", "discard", "--reason", "wildcard")
-		return out == "1 row discarded\n", out
-	})
+	eventuallySQL(t, url, dead) // again
+	if out := relay("outbox", "discard", "--reason", "wildcard"); out != "1 row discarded\n" {
+		t.Errorf("outbox discard says %q", out)
+	}
 	if status := relay("status", "--nats", r.nats); !strings.Contains(status, "16 of 16 shards") || !strings.Contains(status, "outbox        billing.outbox,") {
 		t.Errorf("status shows\n%s\nwant all shards with one relay", status)
 	}
@@ -113,20 +129,21 @@ func TestPostgresRelaysShareTheShards(t *testing.T) {
 	t.Parallel()
 	url, dir := pgtest.URL(t), t.TempDir()
 	broker := embedded.RunTest(t, func(c *embedded.Config) { c.Listen = "127.0.0.1:0" })
-	shards := func(what string, want ...string) {
+	shards := func(relays int, want ...string) {
 		t.Helper()
-		eventually(t, what, func() (bool, string) {
-			out := once(t, dir, "status", "--db", url, "--nats", broker.ClientURL())
-			got := regexp.MustCompile(`\d+ of \d+ shards`).FindAllString(out, -1)
-			return strings.Join(got, ", ") == strings.Join(want, ", "), out
-		})
+		eventuallySQL(t, url, fmt.Sprintf(`SELECT count(*) = %d AND count(*) = (SELECT count(*) FROM outbox_relay)
+			FROM (SELECT FROM outbox_shard GROUP BY owner HAVING count(*) = 16 / %[1]d AND owner IS NOT NULL) AS o`, relays))
+		out := once(t, dir, "status", "--db", url, "--nats", broker.ClientURL())
+		if got := regexp.MustCompile(`\d+ of \d+ shards`).FindAllString(out, -1); !slices.Equal(got, want) {
+			t.Errorf("status shows\n%s\nwant %q", out, want)
+		}
 	}
 	var procs [2]*proc
 	for i := range procs {
 		procs[i] = start(t, dir, "run", "--db", url, "--nats", broker.ClientURL(), "--http", "off", "--log-format", "json", "--lease", "2s")
 		procs[i].stderr.line(t, `"msg":"lease acquired"`)
 	}
-	shards("two relays share", "8 of 16 shards", "8 of 16 shards")
+	shards(2, "8 of 16 shards", "8 of 16 shards")
 
 	refused := start(t, dir, "migrate", "--db", url, "--shards", "4")
 	if code := refused.wait(t); code != exitFailed {
@@ -145,7 +162,7 @@ func TestPostgresRelaysShareTheShards(t *testing.T) {
 
 	procs[0].signal(t, syscall.SIGKILL)
 	procs[0].wait(t)
-	shards("the other has all", "16 of 16 shards")
+	shards(1, "16 of 16 shards")
 	procs[1].signal(t, syscall.SIGTERM)
 	if code := procs[1].wait(t); code != exitFine {
 		t.Errorf("the second relay ended with %d", code)
@@ -332,15 +349,13 @@ func TestRolesOfTheReadmeSuffice(t *testing.T) {
 	for _, retention := range []string{"24h", "0", "archive"} {
 		r := startRun(t, append(db, "--retention", retention)...)
 		mustRunSQL(t, writer, `INSERT INTO billing.outbox (subject, payload) VALUES ('events.c', ''), ('events.*', '')`)
-		eventually(t, "all rows sent, the bad one dead", func() (bool, string) {
-			out := once(t, dir, append([]string{"status", "--nats", r.nats}, db...)...)
-			return strings.Contains(out, "pending       0 ") && strings.Contains(out, "dead rows     1\n"), out
-		})
+		const settled = `SELECT EXISTS (SELECT FROM billing.outbox_dead_letter) AND NOT EXISTS (SELECT FROM billing.outbox WHERE status = 'PENDING')`
+		eventuallySQL(t, super, settled)
 		once(t, dir, append([]string{"outbox", "retry"}, db...)...)
-		eventually(t, "discarded", func() (bool, string) {
-			out := once(t, dir, append([]string{"outbox", "discard", "--all"}, db...)...)
-			return out == "1 row discarded\n", out
-		})
+		eventuallySQL(t, super, settled)
+		if out := once(t, dir, append([]string{"outbox", "discard", "--all"}, db...)...); out != "1 row discarded\n" {
+			t.Errorf("outbox discard says %q", out)
+		}
 		r.signal(t, syscall.SIGTERM)
 		if code := r.wait(t); code != exitFine {
 			t.Errorf("--retention %s: ended with %d", retention, code)
