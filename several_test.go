@@ -55,11 +55,11 @@ func TestChaosSeveralRelays(t *testing.T) {
 }
 
 // takeoverLimit is how long a takeover may take. The others look whether a lease
-// has ended when they renew their own, at a third of its length, and find the rows
-// at their next poll; the rest is for a busy machine.
+// has ended when they renew their own, at a tenth of its length; the rest is for a
+// busy machine.
 func takeoverLimit(lease time.Duration) time.Duration {
-	const poll, busy = 500 * time.Millisecond, 500 * time.Millisecond
-	return lease + lease/3 + poll + busy
+	const least, busy = 100 * time.Millisecond, 800 * time.Millisecond
+	return lease + max(lease/10, least) + busy
 }
 
 // TestChaosShardsOfADeadRelayMoveWithinTheLease kills one of three idle relays,
