@@ -29,6 +29,10 @@ type Row struct {
 	// Attempts is how often publishing failed because of this row.
 	Attempts int
 
+	// Fresh reports that the row was never claimed before, so that it cannot have
+	// been sent: nothing of it is on its way, or on the stream.
+	Fresh bool
+
 	// Fault says why the row is no event at all, for instance headers that are
 	// not a JSON object. Such a row is parked, never sent.
 	Fault error

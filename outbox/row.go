@@ -32,6 +32,11 @@ type Entry struct {
 	StreamSeq uint64
 }
 
+// OutcomeUnknown is what a store writes as the last error of a row that a relay
+// had claimed, and may have sent, and that now has to wait behind an earlier row
+// of its key.
+const OutcomeUnknown = "claimed before, and the outcome is not known"
+
 // Filter chooses rows. The zero value means all of them.
 type Filter struct {
 	// State, when set, is the state wanted.

@@ -15,6 +15,7 @@ func claimScenarios() []scenario {
 		{"a claim hands out the lowest ids, up to its limit, until they are recorded", migrated(claimLowestFirst)},
 		{"only claimed rows are processing, and a takeover keeps the range", migrated(processingShown)},
 		{"an empty outbox claims nothing", migrated(claimNothing)},
+		{"a row is fresh in its first claim alone", migrated(freshOnce)},
 		{"while the lease is held, wait returns after a commit by another connection", migrated(waitReturns)},
 		{"a scheduled row comes when due and holds nobody", migrated(scheduledHoldsNobody)},
 		{"a scheduled row that can go any time goes at once", migrated(scheduledInThePast)},
@@ -114,6 +115,43 @@ func waitReturns(t *testing.T, b *bench) {
 			t.Errorf("Wait after a commit = %v, want nil", err)
 		}
 	}
+}
+
+// A row is fresh in its first claim alone. Whoever claims it again, and for whatever
+// reason it waited meanwhile, has to reckon with its being sent.
+func freshOnce(t *testing.T, b *bench) {
+	fresh := func(rows []jetbox.Row) (out []bool) {
+		for _, r := range rows {
+			out = append(out, r.Fresh)
+		}
+		return out
+	}
+	want := func(what string, rows []jetbox.Row, want ...bool) {
+		t.Helper()
+		if got := fresh(rows); !slices.Equal(got, want) {
+			t.Errorf("%s: rows %v are fresh: %v, want %v", what, positions(rows), got, want)
+		}
+	}
+	l := b.lease("a")
+	ids := b.add(keyed("k", 3)...)
+	want("first claim", b.claimIDs(l, 2, ids[:2]...), true, true)
+	want("second claim", b.claimIDs(l, 3, ids...), false, false, true)
+	b.record(l, published(ids[0])...)
+	want("after a record", b.claimIDs(l, 3, ids[1:]...), false, false)
+	b.record(l, retry(ids[1], 0))
+	pass()
+	want("after a retry", b.claimIDs(l, 3, ids[1:]...), false, false)
+
+	// The head waits, so the other goes to sleep, and comes back.
+	b.record(l, retry(ids[1], long))
+	b.claimIDs(l, 3)
+	b.record(l, published(ids[1])...)
+	want("after it was behind", b.claimIDs(l, 3, ids[2]), false)
+
+	b.check(b.Release(t.Context(), l))
+	other := b.another()
+	more := b.add(keyed("", 1)...)
+	want("after a takeover", other.claimIDs(other.lease("b"), 3, ids[2], more[0]), false, true)
 }
 
 func scheduledHoldsNobody(t *testing.T, b *bench) {

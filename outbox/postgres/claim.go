@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/outbox"
 )
 
 const (
@@ -97,6 +98,7 @@ func (s *Store) idle(ctx context.Context, shards []int16) (idle bool, err error)
 type claimed struct {
 	rows                 []jetbox.Row
 	later, behind, stale []int64 // ids of rows that are to leave the queue, by reason
+	sent                 []int64 // of these, what was claimed before
 	woken                bool
 }
 
@@ -145,11 +147,13 @@ func (s *Store) claimSQL(allShards bool, n int) string {
 				claimed_at = clock_timestamp()
 			FROM (SELECT shard, min(id) AS lowest, max(id) AS highest FROM first GROUP BY shard) f
 			WHERE s.shard = f.shard AND s.owner = $1 RETURNING s.shard)
-		SELECT pos, status IS DISTINCT FROM 'PENDING', ` + isLater + `, ` + isBehind + `, ` + isOvertaking + `, ` + eventColumns + `
+		SELECT pos, status IS DISTINCT FROM 'PENDING', ` + isLater + `, ` + isBehind + `, ` + isOvertaking + `,
+			outside AND attempts = 0 AND last_error IS NULL, ` + eventColumns + `
 		FROM (
-			SELECT f.id AS pos, o.*, coalesce(sum(octet_length(o.payload))
+			-- b has the range of before: the update above is not seen here.
+			SELECT f.id AS pos, NOT coalesce(f.id BETWEEN b.claimed_from AND b.claimed_to, false) AS outside, o.*, coalesce(sum(octet_length(o.payload))
 				OVER (ORDER BY f.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS bytes
-			FROM first f JOIN claimed USING (shard) LEFT JOIN {outbox} o ON o.id = f.id
+			FROM first f JOIN claimed USING (shard) JOIN {shard} b USING (shard) LEFT JOIN {outbox} o ON o.id = f.id
 		) o WHERE bytes < {bytes} ORDER BY pos`))
 }
 
@@ -176,6 +180,7 @@ func (c *claimed) read(rows pgx.Rows) error {
 			r                         record
 			id                        int64
 			later, behind, overtaking bool
+			fresh                     bool
 		)
 		// A row that was deleted by hand has left NULLs behind, and one that was
 		// marked by hand is no longer the relay's.
@@ -186,7 +191,7 @@ func (c *claimed) read(rows pgx.Rows) error {
 			c.stale = append(c.stale, id)
 			continue
 		}
-		if err := rows.Scan(append([]any{&id, nil, &later, &behind, &overtaking}, r.eventFields()...)...); err != nil {
+		if err := rows.Scan(append([]any{&id, nil, &later, &behind, &overtaking, &fresh}, r.eventFields()...)...); err != nil {
 			return err
 		}
 		switch {
@@ -195,7 +200,12 @@ func (c *claimed) read(rows pgx.Rows) error {
 		case behind:
 			c.behind = append(c.behind, id)
 		case !overtaking:
-			c.rows = append(c.rows, r.row())
+			row := r.row()
+			row.Fresh = fresh
+			c.rows = append(c.rows, row)
+		}
+		if !fresh && (later || behind) {
+			c.sent = append(c.sent, id)
 		}
 	}
 	return rows.Err()
@@ -222,6 +232,12 @@ func (s *Store) putToSleep(ctx context.Context, l jetbox.Lease, shards []int16, 
 	}
 	b := newBatch()
 	s.fence(b, l)
+	if len(c.sent) > 0 {
+		// With this they leave the claimed range: the next to claim them must not
+		// take them for rows that were never sent.
+		b.Queue(s.sql(`UPDATE {outbox} SET last_error = coalesce(last_error, $4)
+			WHERE id = ANY($3::bigint[]) AND status = 'PENDING' AND `+fenced), l.Owner, l.Epoch, c.sent, outbox.OutcomeUnknown)
+	}
 	if len(c.later) > 0 {
 		b.Queue(s.sql(sleepSQL), l.Owner, l.Epoch, c.later, holdLater)
 	}

@@ -181,7 +181,7 @@ func TestTimeoutsAndLocksOfOthers(t *testing.T) {
 	}
 	tx, err := s.Pool().Begin(ctx)
 	check(t, err)
-	defer tx.Rollback(ctx)
+	defer func() { _ = tx.Rollback(ctx) }()
 	_, err = tx.Exec(ctx, `SELECT FROM outbox WHERE id = $1 FOR UPDATE`, rows[0].Pos)
 	check(t, err)
 	began := time.Now()
@@ -195,4 +195,26 @@ func TestTimeoutsAndLocksOfOthers(t *testing.T) {
 	}
 	check(t, tx.Rollback(ctx))
 	check(t, s.Record(ctx, l, published(rows...)))
+}
+
+// A server that hangs, without closing anything, holds nobody up for long.
+func TestCloseDoesNotWaitForAServerThatHangs(t *testing.T) {
+	t.Parallel()
+	cluster := pgtest.Start(t)
+	s := open(t, postgres.Config{URL: cluster.URL(t)})
+	check(t, s.Migrate(t.Context()))
+	l := acquire(t, s, "a", time.Hour)
+	awaiting(t, s, l, 300*time.Millisecond) // it listens
+	cluster.Pause(t)
+	defer cluster.Resume(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := s.Claim(ctx, l, 1); err == nil {
+		t.Error("a claim from a server that hangs succeeded")
+	}
+	began := time.Now()
+	_ = s.Close() // may say so
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("Close took %v", took)
+	}
 }

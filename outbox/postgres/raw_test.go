@@ -151,7 +151,7 @@ func TestLateCommitBelowPublishedRowsIsClaimedNext(t *testing.T) {
 	l := acquire(t, s, "a", time.Hour)
 	slow, err := s.Pool().Begin(t.Context())
 	check(t, err)
-	defer slow.Rollback(t.Context())
+	defer func() { _ = slow.Rollback(t.Context()) }()
 	check(t, postgres.AppendPgx(t.Context(), slow, &jetbox.Event{Subject: "slow"}))
 	exec(t, s, `INSERT INTO outbox (subject, payload) SELECT 'fast', '' FROM generate_series(1, 3)`)
 	wantSubjects(t, drain(t, s, l, 2), "fast", "fast", "fast")
@@ -191,7 +191,7 @@ func TestAppendByEitherInterface(t *testing.T) {
 
 	tx, err = s.Pool().Begin(ctx)
 	check(t, err)
-	defer tx.Rollback(ctx)
+	defer func() { _ = tx.Rollback(ctx) }()
 	if err := postgres.AppendPgx(ctx, tx, &jetbox.Event{Subject: "s", ID: rows[0].Event.ID}); !errors.Is(err, outbox.ErrDuplicateKey) {
 		t.Errorf("Append of a repeated ID = %v, want ErrDuplicateKey", err)
 	}

@@ -165,14 +165,14 @@ func TestReshardWaitsForOpenWriters(t *testing.T) {
 	s := migrated(t, postgres.Config{Shards: 16})
 	tx, err := s.Pool().Begin(t.Context())
 	check(t, err)
-	defer tx.Rollback(t.Context())
+	defer func() { _ = tx.Rollback(t.Context()) }()
 	check(t, postgres.AppendPgx(t.Context(), tx, &jetbox.Event{Subject: "s", AggregateID: "k1"}, &jetbox.Event{Subject: "s", AggregateID: "k2"}))
 	done := make(chan error, 1)
 	go func() { done <- s.Reshard(t.Context(), 1) }()
 	select {
 	case err := <-done:
 		t.Fatalf("Reshard = %v while a writer is open", err)
-	case <-time.After(100 * time.Millisecond):
+	case <-time.After(100 * time.Millisecond): //nolint:forbidigo // once
 	}
 	check(t, tx.Commit(t.Context()))
 	check(t, <-done)

@@ -131,12 +131,28 @@ func (s *Store) settle(ctx context.Context) error {
 	return nil
 }
 
-// Close closes the connections. Stop the relay first.
+// closeTimeout is how long Close waits for the server's good-byes.
+const closeTimeout = 2 * time.Second
+
+// Close closes the connections. Stop the relay first. For connections to a server
+// that does not answer it waits a moment, and then says so: the pool gives them up
+// by itself within half a minute.
 func (s *Store) Close() error {
 	s.hangUp()
 	err := s.db.Close()
-	s.pool.Close()
-	return err
+	closed := make(chan struct{})
+	go func() { // ends with the pool's own limits
+		s.pool.Close()
+		close(closed)
+	}()
+	t := time.NewTimer(closeTimeout)
+	defer t.Stop()
+	select {
+	case <-closed:
+		return err
+	case <-t.C:
+		return errors.Join(err, errors.New("the database does not answer, its connections are closed without it"))
+	}
 }
 
 // DB is a handle on the store's pool, for writers. It belongs to the store.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/outbox"
 )
 
 const (
@@ -87,7 +88,9 @@ func (s *Store) claim(ctx context.Context, tx *sql.Tx, c *claim) error {
 	c.moved = woken || asleep
 	for _, f := range found {
 		if f.hold == holdNone && !f.overtakes {
-			c.rows = append(c.rows, f.row())
+			row := f.row()
+			row.Fresh = f.fresh
+			c.rows = append(c.rows, row)
 		}
 	}
 	if len(c.rows) == 0 {
@@ -115,6 +118,7 @@ type candidate struct {
 	record
 	hold      int  // holdNone, or why it goes to sleep
 	overtakes bool // an earlier row of its key is due and about to be woken
+	fresh     bool // it was never claimed before
 }
 
 const (
@@ -137,7 +141,9 @@ func (s *Store) ready(ctx context.Context, tx *sql.Tx, c *claim) ([]candidate, e
 		`+isBehind+`,
 		o.aggregate_id <> '' AND
 			EXISTS (SELECT 1 FROM "{t}" p INDEXED BY "{t}_later" WHERE p.hold = 1 AND p.aggregate_id <> '' AND `+sameKey+`
-				AND coalesce(p.available_at, 0) <= ?1 AND p.id < o.id)
+				AND coalesce(p.available_at, 0) <= ?1 AND p.id < o.id),
+		o.attempts = 0 AND o.last_error IS NULL AND NOT EXISTS (
+			SELECT 1 FROM "{t}_lease" l WHERE o.id BETWEEN l.claimed_from AND l.claimed_to)
 		FROM "{t}" o INDEXED BY "{t}_ready" WHERE o.status = 'PENDING' AND o.hold = 0 ORDER BY o.id LIMIT ?2`),
 		c.now, c.limit)
 	if err != nil {
@@ -149,7 +155,7 @@ func (s *Store) ready(ctx context.Context, tx *sql.Tx, c *claim) ([]candidate, e
 		var f candidate
 		var later bool
 		var behind, overtakes sql.NullBool // NULL without an aggregate ID
-		if err := rows.Scan(append(f.eventFields(), &later, &behind, &overtakes)...); err != nil {
+		if err := rows.Scan(append(f.eventFields(), &later, &behind, &overtakes, &f.fresh)...); err != nil {
 			return nil, err
 		}
 		switch {
@@ -170,7 +176,11 @@ func (s *Store) putToSleep(ctx context.Context, tx *sql.Tx, found []candidate) (
 		if f.hold == holdNone {
 			continue
 		}
-		if _, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}" SET hold = ? WHERE id = ?`), f.hold, f.ID); err != nil {
+		// A row that was claimed leaves the range with this: the next to claim it
+		// must not take it for one that was never sent.
+		if _, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}" SET hold = ?,
+			last_error = CASE WHEN ? THEN last_error ELSE coalesce(last_error, ?) END WHERE id = ?`),
+			f.hold, f.fresh, outbox.OutcomeUnknown, f.ID); err != nil {
 			return false, err
 		}
 		moved = true
