@@ -33,21 +33,30 @@ import (
 func BenchmarkDrain(b *testing.B) {
 	const rows = 100_000
 	for _, bb := range []struct {
-		name string
-		keys int
-		open func(b *testing.B) drainStore
-		cfg  relay.Config
+		name    string
+		keys    int
+		open    func(b *testing.B) drainStore
+		cfg     relay.Config
+		crowded bool // see crowd
 	}{
-		{"sqlite/keys=0", 0, openSQLite, relay.Config{}},
-		{"sqlite/keys=1000", 1000, openSQLite, relay.Config{}},
-		{"postgres/keys=0", 0, openPostgres, relay.Config{}},
-		{"postgres/keys=1000", 1000, openPostgres, relay.Config{}},
-		{"postgres/keys=1000,retention=0", 1000, openPostgres, relay.Config{Retention: relay.DeleteAtOnce}},
+		{"sqlite/keys=0", 0, openSQLite, relay.Config{}, false},
+		{"sqlite/keys=1000", 1000, openSQLite, relay.Config{}, false},
+		{"postgres/keys=0", 0, openPostgres, relay.Config{}, false},
+		{"postgres/keys=1000", 1000, openPostgres, relay.Config{}, false},
+		{"postgres/keys=1000,retention=0", 1000, openPostgres, relay.Config{Retention: relay.DeleteAtOnce}, false},
+		{"postgres/keys=1000,crowded", 1000, openPostgres, relay.Config{}, true},
 	} {
 		b.Run(bb.name, func(b *testing.B) {
 			var raw, drain float64
 			for b.Loop() {
-				r, d := drainOnce(b, bb.open(b), rows, bb.keys, bb.cfg)
+				store := bb.open(b)
+				if err := store.Migrate(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+				if bb.crowded {
+					crowd(b, store)
+				}
+				r, d := drainOnce(b, store, rows, bb.keys, bb.cfg)
 				raw, drain = raw+r, drain+d
 			}
 			b.ReportMetric(drain/float64(b.N), "rows/s")
@@ -108,12 +117,9 @@ func drainOnce(b *testing.B, store drainStore, rows, keys int, cfg relay.Config)
 			b.Fatal(err)
 		}
 	}
-	if err := store.Migrate(ctx); err != nil {
-		b.Fatal(err)
-	}
 	insertPlain(ctx, b, store, rows, keys)
 	var events []jetbox.Event
-	for e, err := range store.List(ctx, outbox.Filter{}) {
+	for e, err := range store.List(ctx, outbox.Filter{Subject: "EVENTS.order.placed"}) {
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -130,10 +136,11 @@ func drainOnce(b *testing.B, store drainStore, rows, keys int, cfg relay.Config)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	waiting := pending(ctx, b, store) - int64(rows)
 	begin := time.Now()
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
-	for published.Load() < int64(rows) || pending(ctx, b, store) > 0 {
+	for published.Load() < int64(rows) || pending(ctx, b, store) > waiting {
 		time.Sleep(time.Millisecond)
 	}
 	took := time.Since(begin)
@@ -152,6 +159,41 @@ func pending(ctx context.Context, b *testing.B, store drainStore) int64 {
 		b.Fatal(err)
 	}
 	return st.Pending
+}
+
+// crowd puts 300,000 rows of a frozen key and a million due tomorrow in front of
+// those that may go.
+func crowd(b *testing.B, store drainStore) {
+	b.Helper()
+	ctx := b.Context()
+	exec := func(query string) {
+		b.Helper()
+		if _, err := store.DB().ExecContext(ctx, query); err != nil {
+			b.Fatal(err)
+		}
+	}
+	must := func(err error) {
+		b.Helper()
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	exec(`INSERT INTO outbox (subject, aggregate_id, payload) VALUES ('EVENTS.poison', 'frozen', '')`)
+	l, err := store.Acquire(ctx, jetbox.Candidate{Owner: "crowd", Length: time.Hour})
+	must(err)
+	rows, err := store.Claim(ctx, l, 1)
+	must(err)
+	must(store.Record(ctx, l, []jetbox.Outcome{{Pos: rows[0].Pos, State: jetbox.DeadLetter, Reason: "poison", Freeze: true}}))
+	exec(`INSERT INTO outbox (subject, aggregate_id, payload) SELECT 'EVENTS.behind', 'frozen', '' FROM generate_series(1, 300000)`)
+	exec(`INSERT INTO outbox (subject, payload, available_at) SELECT 'EVENTS.later', '', now() + interval '1 day' FROM generate_series(1, 1000000)`)
+	begin := time.Now()
+	rows, err = store.Claim(ctx, l, 1) // the first to meet them puts them to sleep
+	must(err)
+	if len(rows) > 0 {
+		b.Fatalf("%d rows may go, want none", len(rows))
+	}
+	b.ReportMetric(time.Since(begin).Seconds(), "s-to-sleep")
+	must(store.Release(ctx, l))
 }
 
 // insertPlain inserts a hundred rows with each statement, as either database
