@@ -101,7 +101,9 @@ func (s *several) close() {
 	s.nc.Close()
 	s.log.Close()
 	if s.t.Failed() {
-		s.t.Logf("left behind: %s", s.dir)
+		text, err := os.ReadFile(s.log.Name())
+		lines := strings.Split(string(text), "\n")
+		s.t.Logf("left behind: %s; what the relays said last (%v):\n%s", s.dir, err, strings.Join(lines[max(0, len(lines)-20):], "\n"))
 		return
 	}
 	s.must(os.RemoveAll(s.dir))
