@@ -53,13 +53,14 @@ func commands() []*command {
 		dlqShowCommand(),
 		dlqReplayCommand(),
 		dlqDiscardCommand(),
+		benchCommand(),
 		versionCommand(),
 	}
 }
 
 // planned are commands of a later version: named, so that a script written for
 // it gets a clear answer, and not offered.
-var planned = []string{"doctor", "audit", "bench"}
+var planned = []string{"doctor", "audit"}
 
 // run is the program: main without the process around it.
 func run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, stderr io.Writer) int {

@@ -15,6 +15,7 @@ func claimScenarios() []scenario {
 		{"a claim hands out the lowest ids, up to its limit, until they are recorded", migrated(claimLowestFirst)},
 		{"only claimed rows are processing, and a takeover keeps the range", migrated(processingShown)},
 		{"an empty outbox claims nothing", migrated(claimNothing)},
+		{"rows in hand are left out of a claim", migrated(inHandLeftOut)},
 		{"a row is fresh in its first claim alone", migrated(freshOnce)},
 		{"while the lease is held, wait returns after a commit by another connection", migrated(waitReturns)},
 		{"a scheduled row comes when due and holds nobody", migrated(scheduledHoldsNobody)},
@@ -152,6 +153,28 @@ func freshOnce(t *testing.T, b *bench) {
 	other := b.another()
 	more := b.add(keyed("", 1)...)
 	want("after a takeover", other.claimIDs(other.lease("b"), 3, ids[2], more[0]), false, true)
+}
+
+// A relay claims the next rows while those of before are on the wire.
+func inHandLeftOut(t *testing.T, b *bench) {
+	l := b.lease("a")
+	ids := b.add(keyed("", 6)...)
+	b.claimIDs(l, 3, ids[:3]...)
+	claim := func(inHand []int64, want ...int64) {
+		t.Helper()
+		rows, err := b.Claim(t.Context(), l, 3, inHand...)
+		b.check(err)
+		if got := positions(rows); !slices.Equal(got, want) {
+			t.Errorf("claim with %v in hand = %v, want %v", inHand, got, want)
+		}
+	}
+	claim(ids[:3], ids[3:]...)
+	b.wantStates(jetbox.Processing, ids...)
+	claim(ids)
+	claim([]int64{ids[1], ids[5]}, ids[0], ids[2], ids[3])
+	b.record(l, published(ids[:3]...)...)
+	claim(ids[3:])
+	claim(nil, ids[3:]...)
 }
 
 func scheduledHoldsNobody(t *testing.T, b *bench) {

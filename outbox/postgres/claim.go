@@ -26,28 +26,30 @@ const (
 // Claim returns up to n rows that may go now, lowest id first, and records the
 // range they span in each shard before it returns: PROCESSING is a pending row
 // inside it. The range stays until their outcomes are recorded. None is no error.
+// Rows that the relay has in hand, claimed before and not recorded yet, are left
+// out.
 //
 // Rows met on the way that may not go yet are put to sleep, out of the queue, so
 // that they cost the next claims nothing; rows whose time has come are woken.
-func (s *Store) Claim(ctx context.Context, l jetbox.Lease, n int) ([]jetbox.Row, error) {
-	rows, err := s.claim(ctx, l, n)
+func (s *Store) Claim(ctx context.Context, l jetbox.Lease, n int, inHand ...int64) ([]jetbox.Row, error) {
+	rows, err := s.claim(ctx, l, n, append([]int64{}, inHand...))
 	if err != nil {
 		return nil, fmt.Errorf("claim rows of outbox %q: %w", s.cfg.Table, err)
 	}
 	return rows, nil
 }
 
-func (s *Store) claim(ctx context.Context, l jetbox.Lease, n int) ([]jetbox.Row, error) {
+func (s *Store) claim(ctx context.Context, l jetbox.Lease, n int, hand []int64) ([]jetbox.Row, error) {
 	if err := s.sweep(ctx, l); err != nil {
 		return nil, err
 	}
 	s.tidy(ctx)
 	shards := s.claimable()
 	for {
-		if idle, err := s.idle(ctx, shards); err != nil || idle {
+		if idle, err := s.idle(ctx, shards, hand); err != nil || idle {
 			return nil, err
 		}
-		c, err := s.tryClaim(ctx, l, shards, n)
+		c, err := s.tryClaim(ctx, l, shards, n, hand)
 		if err != nil {
 			return nil, err
 		}
@@ -78,14 +80,14 @@ func (s *Store) claimable() []int16 {
 // idle asks without a write, so that a relay with nothing to do costs no sync. In
 // the order of an index: read in any other, a queue that has just been emptied is
 // read to its end.
-func (s *Store) idle(ctx context.Context, shards []int16) (idle bool, err error) {
-	const first = `(SELECT q.id FROM {queue} q ORDER BY q.id LIMIT 1) IS NOT NULL`
-	const ofShards = `EXISTS (SELECT FROM unnest($1::smallint[]) AS m (shard)
-		WHERE (SELECT q.id FROM {queue} q WHERE q.shard = m.shard ORDER BY q.id LIMIT 1) IS NOT NULL)`
+func (s *Store) idle(ctx context.Context, shards []int16, hand []int64) (idle bool, err error) {
+	const first = `(SELECT q.id FROM {queue} q WHERE q.id <> ALL($1::bigint[]) ORDER BY q.id LIMIT 1) IS NOT NULL`
+	const ofShards = `EXISTS (SELECT FROM unnest($2::smallint[]) AS m (shard)
+		WHERE (SELECT q.id FROM {queue} q WHERE q.shard = m.shard AND q.id <> ALL($1::bigint[]) ORDER BY q.id LIMIT 1) IS NOT NULL)`
 	const due = ` OR coalesce((SELECT w.due FROM {wait} w WHERE w.due IS NOT NULL ORDER BY w.due LIMIT 1) <= clock_timestamp(), false)`
-	query, args := first, []any(nil)
+	query, args := first, []any{hand}
 	if shards != nil {
-		query, args = ofShards, []any{shards}
+		query, args = ofShards, append(args, shards)
 	}
 	var work bool
 	err = s.do(ctx, func(ctx context.Context) error {
@@ -132,13 +134,13 @@ const (
 )
 
 // claimSQL returns the statement that reads the first rows of the queue, of all
-// shards or of those in $3, and records the range they span. Everything in it
+// shards or of those in $4, less those in $3, and records the range they span. Everything in it
 // sees one moment. {n} is a constant for the planner.
 func (s *Store) claimSQL(allShards bool, n int) string {
-	first := `SELECT id, shard FROM {queue} WHERE ` + fenced + ` ORDER BY id LIMIT {n}`
+	first := `SELECT id, shard FROM {queue} WHERE id <> ALL($3::bigint[]) AND ` + fenced + ` ORDER BY id LIMIT {n}`
 	if !allShards {
-		first = `SELECT q.id, m.shard FROM unnest($3::smallint[]) AS m (shard)
-			CROSS JOIN LATERAL (SELECT id FROM {queue} WHERE shard = m.shard ORDER BY id LIMIT {n}) q
+		first = `SELECT q.id, m.shard FROM unnest($4::smallint[]) AS m (shard) CROSS JOIN LATERAL (
+				SELECT id FROM {queue} WHERE shard = m.shard AND id <> ALL($3::bigint[]) ORDER BY id LIMIT {n}) q
 			WHERE ` + fenced + ` ORDER BY q.id LIMIT {n}`
 	}
 	return s.sql(strings.NewReplacer("{n}", fmt.Sprint(n), "{bytes}", fmt.Sprint(claimBytes)).Replace(`WITH first AS MATERIALIZED (` + first + `),
@@ -157,7 +159,7 @@ func (s *Store) claimSQL(allShards bool, n int) string {
 		) o WHERE bytes < {bytes} ORDER BY pos`))
 }
 
-func (s *Store) tryClaim(ctx context.Context, l jetbox.Lease, shards []int16, n int) (*claimed, error) {
+func (s *Store) tryClaim(ctx context.Context, l jetbox.Lease, shards []int16, n int, hand []int64) (*claimed, error) {
 	c := new(claimed)
 	b := newBatch()
 	s.fence(b, l)
@@ -165,7 +167,7 @@ func (s *Store) tryClaim(ctx context.Context, l jetbox.Lease, shards []int16, n 
 		c.woken = tag.RowsAffected() > 0
 		return nil
 	})
-	args := []any{l.Owner, l.Epoch}
+	args := []any{l.Owner, l.Epoch, hand}
 	if shards != nil {
 		args = append(args, shards)
 	}

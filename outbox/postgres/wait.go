@@ -76,7 +76,7 @@ func (s *Store) Wait(ctx context.Context) error {
 			if !holds {
 				continue // nothing here is this relay's
 			}
-			if idle, err := s.idle(ctx, shards); err != nil {
+			if idle, err := s.idle(ctx, shards, []int64{}); err != nil {
 				return fmt.Errorf("watch outbox %q: %w", s.cfg.Table, err)
 			} else if !idle {
 				return nil

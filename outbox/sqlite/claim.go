@@ -23,18 +23,23 @@ const (
 
 // Claim returns up to n rows that may go now, lowest id first, and records the
 // range they span before it returns: PROCESSING is a pending row inside it. The
-// range stays until their outcomes are recorded. None is no error.
+// range stays until their outcomes are recorded. None is no error. Rows that the
+// relay has in hand, claimed before and not recorded yet, are left out.
 //
 // Rows met on the way that may not go yet (scheduled for later, or behind an
 // earlier row of their key) are put to sleep, out of the index of ready rows, so
 // that they cost the next claims nothing; rows whose time has come are woken.
-func (s *Store) Claim(ctx context.Context, l jetbox.Lease, n int) ([]jetbox.Row, error) {
+func (s *Store) Claim(ctx context.Context, l jetbox.Lease, n int, inHand ...int64) ([]jetbox.Row, error) {
 	if err := s.sweep(ctx, l); err != nil {
 		return nil, fmt.Errorf("claim rows of outbox %q: %w", s.table, err)
 	}
+	hand, err := jsonIDs(append([]int64{}, inHand...))
+	if err != nil {
+		return nil, err
+	}
 	for {
-		c := claim{limit: n, now: time.Now().UnixMilli()}
-		idle, err := s.idle(ctx, c.now)
+		c := claim{limit: n, now: time.Now().UnixMilli(), hand: hand}
+		idle, err := s.idle(ctx, c)
 		if err == nil && !idle {
 			err = s.fenced(ctx, l, func(tx *sql.Tx) error { return s.claim(ctx, tx, &c) })
 		}
@@ -54,12 +59,13 @@ func (s *Store) Claim(ctx context.Context, l jetbox.Lease, n int) ([]jetbox.Row,
 
 // idle asks without a write, so that a relay with nothing to do costs the
 // writers no lock and the disk no sync.
-func (s *Store) idle(ctx context.Context, now int64) (idle bool, err error) {
+func (s *Store) idle(ctx context.Context, c claim) (idle bool, err error) {
 	var work bool
 	err = s.db.QueryRowContext(ctx, s.sql(`SELECT
-		EXISTS (SELECT 1 FROM "{t}" INDEXED BY "{t}_ready" WHERE status = 'PENDING' AND hold = 0) OR
-		EXISTS (SELECT 1 FROM "{t}" INDEXED BY "{t}_due" WHERE status = 'PENDING' AND hold IN (1, 2) AND coalesce(available_at, 0) <= ?)`),
-		now).Scan(&work)
+		EXISTS (SELECT 1 FROM "{t}" INDEXED BY "{t}_ready" WHERE status = 'PENDING' AND hold = 0
+			AND id NOT IN (SELECT value FROM json_each(?2))) OR
+		EXISTS (SELECT 1 FROM "{t}" INDEXED BY "{t}_due" WHERE status = 'PENDING' AND hold IN (1, 2) AND coalesce(available_at, 0) <= ?1)`),
+		c.now, c.hand).Scan(&work)
 	return !work, noTables(err)
 }
 
@@ -67,6 +73,7 @@ func (s *Store) idle(ctx context.Context, now int64) (idle bool, err error) {
 type claim struct {
 	limit int
 	now   int64
+	hand  string // ids to leave out, as JSON
 	rows  []jetbox.Row
 	moved bool // some row was woken or put to sleep
 }
@@ -144,8 +151,9 @@ func (s *Store) ready(ctx context.Context, tx *sql.Tx, c *claim) ([]candidate, e
 				AND coalesce(p.available_at, 0) <= ?1 AND p.id < o.id),
 		o.attempts = 0 AND o.last_error IS NULL AND NOT EXISTS (
 			SELECT 1 FROM "{t}_lease" l WHERE o.id BETWEEN l.claimed_from AND l.claimed_to)
-		FROM "{t}" o INDEXED BY "{t}_ready" WHERE o.status = 'PENDING' AND o.hold = 0 ORDER BY o.id LIMIT ?2`),
-		c.now, c.limit)
+		FROM "{t}" o INDEXED BY "{t}_ready" WHERE o.status = 'PENDING' AND o.hold = 0
+			AND o.id NOT IN (SELECT value FROM json_each(?3)) ORDER BY o.id LIMIT ?2`),
+		c.now, c.limit, c.hand)
 	if err != nil {
 		return nil, noTables(err)
 	}
