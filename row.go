@@ -56,6 +56,10 @@ type Outcome struct {
 	// Remove says that a Published row leaves the table with this record.
 	Remove Removal
 
+	// Unsent says that a Pending row was not sent after all: it stays as it is, and
+	// as if it had not been claimed.
+	Unsent bool
+
 	// Reason is why it was not published.
 	Reason string
 

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"slices"
 	"time"
 
 	"github.com/seed-5e04d8fb/jetbox"
@@ -36,6 +37,22 @@ type Entry struct {
 // had claimed, and may have sent, and that now has to wait behind an earlier row
 // of its key.
 const OutcomeUnknown = "claimed before, and the outcome is not known"
+
+// SplitUnsent separates the outcomes to write from the rows whose claims are to be
+// taken back. It is for stores.
+func SplitUnsent(outcomes []jetbox.Outcome) (rest []jetbox.Outcome, unsent []int64) {
+	if !slices.ContainsFunc(outcomes, func(o jetbox.Outcome) bool { return o.Unsent }) {
+		return outcomes, nil
+	}
+	for _, o := range outcomes {
+		if o.Unsent {
+			unsent = append(unsent, o.Pos)
+		} else {
+			rest = append(rest, o)
+		}
+	}
+	return rest, unsent
+}
 
 // Filter chooses rows. The zero value means all of them.
 type Filter struct {

@@ -26,7 +26,8 @@ func (s *session) prepare(rows []jetbox.Row) (batch []outbound, outcomes []jetbo
 	for _, row := range rows {
 		key := row.Event.OrderingKey()
 		if held[key] {
-			continue // claimed again when the row before it is settled
+			outcomes = append(outcomes, unsent(row))
+			continue
 		}
 		if row.Fault != nil {
 			outcomes = append(outcomes, s.parked(row, row.Fault, false))
@@ -45,6 +46,7 @@ func (s *session) prepare(rows []jetbox.Row) (batch []outbound, outcomes []jetbo
 		batch = append(batch, outbound{message{
 			key:    key,
 			stream: stream,
+			fresh:  row.Fresh,
 			msg: &nats.Msg{
 				Subject: row.Event.Subject,
 				Header:  row.Event.Header(s.cfg.Source),
@@ -95,8 +97,7 @@ type tally struct {
 	late       int // rows published after a higher one of their key
 }
 
-// judge turns the result of one message into an outcome or an outage. A message
-// that was not sent has neither.
+// judge turns the result of one message into an outcome or an outage.
 func (s *session) judge(t *tally, b outbound, res result) {
 	if res.ack != nil {
 		o, err := s.stored(b, res)
@@ -116,6 +117,7 @@ func (s *session) judge(t *tally, b outbound, res result) {
 		return
 	}
 	if res.err == nil {
+		t.outcomes = append(t.outcomes, unsent(b.row))
 		return
 	}
 	err := s.explain(b.message, res.err)

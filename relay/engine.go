@@ -29,6 +29,7 @@ type engine interface {
 type message struct {
 	key    string // ordering key; "" is ordered with nothing
 	stream string // that takes its subject
+	fresh  bool   // never sent before: nothing of it can be on its way
 	msg    *nats.Msg
 }
 

@@ -113,7 +113,7 @@ func (s *session) loop() error {
 }
 
 // step gives back what another relay should have, and claims, publishes and
-// records one batch.
+// records batches until there is nothing to claim or something in the way.
 func (s *session) step() (claimed int, err error) {
 	if err := s.past(); err != nil {
 		return 0, err
@@ -124,11 +124,11 @@ func (s *session) step() (claimed int, err error) {
 	if err := s.record(s.unrecorded); err != nil {
 		return 0, err
 	}
-	rows, err := s.claim()
+	rows, err := s.claim(nil)
 	if err != nil || len(rows) == 0 {
 		return 0, err
 	}
-	return len(rows), s.work(rows)
+	return len(rows), s.flow(rows)
 }
 
 // stopped reports that nothing new may begin.
@@ -155,8 +155,13 @@ func (s *session) outageBackoff() backoff.BackOff {
 	)
 }
 
-func (s *session) claim() ([]jetbox.Row, error) {
-	rows, err := s.src.Claim(s.ctx, s.share.now(), s.cfg.Batch)
+// claim returns the next rows beside those in hand.
+func (s *session) claim(inHand []jetbox.Row) ([]jetbox.Row, error) {
+	ids := make([]int64, len(inHand))
+	for i, r := range inHand {
+		ids[i] = r.Pos
+	}
+	rows, err := s.src.Claim(s.ctx, s.share.now(), s.cfg.Batch, ids...)
 	if err != nil && s.ctx.Err() == nil {
 		s.fault(s.ctx, partDatabase, err)
 		return nil, err
@@ -175,24 +180,6 @@ func (s *session) idle() {
 	case <-t.C:
 	case <-s.ctx.Done():
 	}
-}
-
-// work publishes one batch and records what became of it. The error is an outage
-// that the loop waits out, or ErrLeaseLost.
-func (s *session) work(rows []jetbox.Row) error {
-	batch, outcomes, outage := s.prepare(rows)
-	if len(batch) > 0 {
-		var more []jetbox.Outcome
-		more, outage = s.publish(batch)
-		outcomes = append(outcomes, more...)
-	}
-	if s.ctx.Err() == nil {
-		s.publishFault(outage)
-	}
-	if err := s.record(outcomes); err != nil {
-		return err
-	}
-	return outage
 }
 
 // record writes outcomes, for as long as it takes: what the broker has must be

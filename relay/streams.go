@@ -37,6 +37,7 @@ type streams struct {
 	info     *jetstream.StreamInfo
 	subjects map[string]cached // outside the configured stream
 	handles  map[string]jetstream.Stream
+	infos    map[string]cachedInfo // of other streams
 }
 
 type cached struct {
@@ -44,8 +45,19 @@ type cached struct {
 	until  time.Time
 }
 
+type cachedInfo struct {
+	info  *jetstream.StreamInfo
+	until time.Time
+}
+
 func newStreams(js jetstream.JetStream, name string) *streams {
-	return &streams{js: js, name: name, subjects: make(map[string]cached), handles: make(map[string]jetstream.Stream)}
+	return &streams{
+		js:       js,
+		name:     name,
+		subjects: make(map[string]cached),
+		handles:  make(map[string]jetstream.Stream),
+		infos:    make(map[string]cachedInfo),
+	}
 }
 
 // look asks the broker for the configured stream.
@@ -92,6 +104,39 @@ func (s *streams) forget() {
 	s.info = nil
 	clear(s.subjects)
 	clear(s.handles)
+	clear(s.infos)
+}
+
+// known returns what the server said lately of a stream, asking if that is too
+// long ago: how it is set up, not how full it is.
+func (s *streams) known(ctx context.Context, stream string) (*jetstream.StreamInfo, error) {
+	if stream == s.name {
+		return s.configured(ctx)
+	}
+	s.mu.Lock()
+	c := s.infos[stream]
+	s.mu.Unlock()
+	if c.info != nil && time.Now().Before(c.until) {
+		return c.info, nil
+	}
+	return s.now(ctx, stream)
+}
+
+// now asks the leader of a stream for its state.
+func (s *streams) now(ctx context.Context, stream string) (*jetstream.StreamInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	st, err := s.js.Stream(ctx, stream)
+	if err != nil {
+		return nil, fmt.Errorf("look up stream %s: %w", stream, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.infos) >= cacheMost {
+		clear(s.infos)
+	}
+	s.infos[stream] = cachedInfo{st.CachedInfo(), time.Now().Add(cacheFor)}
+	return st.CachedInfo(), nil
 }
 
 // of returns the stream that takes a subject, "" when none does although the

@@ -15,6 +15,7 @@ func claimScenarios() []scenario {
 		{"a claim hands out the lowest ids, up to its limit, until they are recorded", migrated(claimLowestFirst)},
 		{"only claimed rows are processing, and a takeover keeps the range", migrated(processingShown)},
 		{"an empty outbox claims nothing", migrated(claimNothing)},
+		{"the claim of rows that were not sent is taken back", migrated(claimTakenBack)},
 		{"rows in hand are left out of a claim", migrated(inHandLeftOut)},
 		{"a row is fresh in its first claim alone", migrated(freshOnce)},
 		{"while the lease is held, wait returns after a commit by another connection", migrated(waitReturns)},
@@ -175,6 +176,33 @@ func inHandLeftOut(t *testing.T, b *bench) {
 	b.record(l, published(ids[:3]...)...)
 	claim(ids[3:])
 	claim(nil, ids[3:]...)
+}
+
+// A relay that stops has claimed rows that it does not send any more.
+func claimTakenBack(t *testing.T, b *bench) {
+	l := b.lease("a")
+	ids := b.add(append(keyed("", 1998), keyed("k", 2)...)...)
+	b.claimIDs(l, 2000, ids...)
+	outcomes := published(ids[:1500]...)
+	for _, id := range ids[1501:] {
+		outcomes = append(outcomes, jetbox.Outcome{Pos: id, State: jetbox.Pending, Unsent: true})
+	}
+	b.record(l, outcomes...)
+	b.wantStates(jetbox.Published, ids[0], ids[1499])
+	b.wantStates(jetbox.Processing, ids[1500])
+	b.wantStates(jetbox.Pending, ids[1501], ids[1999])
+	for i, r := range b.claimIDs(l, 2000, ids[1500:]...) {
+		if want := i > 0; r.Fresh != want || r.Attempts != 0 {
+			t.Fatalf("row %d is fresh: %v, %d attempts, want fresh: %v, none", r.Pos, r.Fresh, r.Attempts, want)
+		}
+	}
+	if e := b.show(ids[1999]); e.LastError != "" {
+		t.Errorf("a row that was not sent has the error %q", e.LastError)
+	}
+	// Nothing but that.
+	b.record(l, jetbox.Outcome{Pos: ids[1999], State: jetbox.Pending, Unsent: true})
+	b.wantStates(jetbox.Pending, ids[1999])
+	b.wantStates(jetbox.Processing, ids[1998])
 }
 
 func scheduledHoldsNobody(t *testing.T, b *bench) {

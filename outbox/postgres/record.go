@@ -3,9 +3,9 @@ package postgres
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/outbox"
 )
 
 // recordBatch is how many outcomes one transaction records.
@@ -15,11 +15,18 @@ const recordBatch = 1000
 // what is unresolved. Only rows that are still pending change, so repeating it is
 // harmless. No row is touched that no outcome names.
 func (s *Store) Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Outcome) error {
-	for batch := range slices.Chunk(outcomes, recordBatch) {
-		if err := s.record(ctx, l, batch); err != nil {
+	outcomes, unsent := outbox.SplitUnsent(outcomes)
+	for len(outcomes)+len(unsent) > 0 {
+		n := min(recordBatch, len(outcomes))
+		back := []int64{} // with the last of them: a range has two ends
+		if n == len(outcomes) {
+			back, unsent = append(back, unsent...), nil
+		}
+		if err := s.record(ctx, l, outcomes[:n], back); err != nil {
 			return fmt.Errorf("record outcomes in outbox %q: %w", s.cfg.Table, err)
 		}
-		s.left(len(batch))
+		s.left(n)
+		outcomes = outcomes[n:]
 	}
 	return nil
 }
@@ -55,7 +62,7 @@ func sortOut(outcomes []jetbox.Outcome) (sorted, error) {
 	return s, nil
 }
 
-func (s *Store) record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Outcome) error {
+func (s *Store) record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Outcome, unsent []int64) error {
 	sorted, err := sortOut(outcomes)
 	if err != nil {
 		return err
@@ -71,7 +78,7 @@ func (s *Store) record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Ou
 	if len(sorted.dead) > 0 {
 		s.queueDead(b, l, sorted.dead)
 	}
-	b.Queue(s.sql(shrinkSQL), l.Owner, l.Epoch)
+	b.Queue(s.sql(shrinkSQL), l.Owner, l.Epoch, unsent)
 	return s.send(ctx, b)
 }
 
@@ -190,8 +197,11 @@ func failures(outcomes []jetbox.Outcome) (ids []int64, reasons []string, attempt
 	return ids, reasons, attempts
 }
 
-// shrinkSQL cuts the claimed ranges down to rows that are still unresolved.
+// shrinkSQL cuts the claimed ranges down to rows that are still unresolved, without
+// those in $3, which were not sent.
 const shrinkSQL = `UPDATE {shard} s SET
-		claimed_from = (SELECT min(q.id) FROM {queue} q WHERE q.shard = s.shard AND q.id BETWEEN s.claimed_from AND s.claimed_to),
-		claimed_to = (SELECT max(q.id) FROM {queue} q WHERE q.shard = s.shard AND q.id BETWEEN s.claimed_from AND s.claimed_to)
+		claimed_from = (SELECT min(q.id) FROM {queue} q
+			WHERE q.shard = s.shard AND q.id BETWEEN s.claimed_from AND s.claimed_to AND q.id <> ALL($3::bigint[])),
+		claimed_to = (SELECT max(q.id) FROM {queue} q
+			WHERE q.shard = s.shard AND q.id BETWEEN s.claimed_from AND s.claimed_to AND q.id <> ALL($3::bigint[]))
 	WHERE s.owner = $1 AND s.claimed_from IS NOT NULL AND ` + fenced

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/outbox"
 )
 
 const (
@@ -27,10 +28,18 @@ const (
 // that are still pending change, so repeating it is harmless. No row is touched
 // that no outcome names.
 func (s *Store) Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Outcome) error {
-	for len(outcomes) > 0 {
+	outcomes, unsent := outbox.SplitUnsent(outcomes)
+	for first := true; first || len(outcomes) > 0; first = false {
 		batch, wait := s.batch(ctx)
 		n := min(batch, len(outcomes))
-		err := s.fenced(ctx, l, func(tx *sql.Tx) error { return s.record(ctx, tx, outcomes[:n]) })
+		if n == 0 && len(unsent) == 0 {
+			return nil
+		}
+		var back []int64 // with the last of them: a range has two ends
+		if n == len(outcomes) {
+			back = unsent
+		}
+		err := s.fenced(ctx, l, func(tx *sql.Tx) error { return s.record(ctx, tx, outcomes[:n], back) })
 		if err != nil {
 			return fmt.Errorf("record outcomes in outbox %q: %w", s.table, err)
 		}
@@ -56,7 +65,7 @@ func (s *Store) batch(ctx context.Context) (size int, wait time.Duration) {
 	return recordBatch, pause
 }
 
-func (s *Store) record(ctx context.Context, tx *sql.Tx, outcomes []jetbox.Outcome) error {
+func (s *Store) record(ctx context.Context, tx *sql.Tx, outcomes []jetbox.Outcome, unsent []int64) error {
 	now := time.Now().UnixMilli()
 	// Per row, without a context: the driver would start a goroutine for each to
 	// wait for its end. The transaction's own context still ends all of this.
@@ -103,7 +112,7 @@ func (s *Store) record(ctx context.Context, tx *sql.Tx, outcomes []jetbox.Outcom
 			return err
 		}
 	}
-	return s.shrinkRange(ctx, tx)
+	return s.shrinkRange(ctx, tx, unsent)
 }
 
 // recordPublished marks runs of rows: consecutive ids, each of them acknowledged,
@@ -186,16 +195,21 @@ func (s *Store) wakeKey(ctx context.Context, tx *sql.Tx, id int64) error {
 	return err
 }
 
-// shrinkRange cuts the claimed range down to rows that are still unresolved.
-func (s *Store) shrinkRange(ctx context.Context, tx *sql.Tx) error {
-	_, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}_lease" SET
+// shrinkRange cuts the claimed range down to rows that are still unresolved, without
+// those that were not sent.
+func (s *Store) shrinkRange(ctx context.Context, tx *sql.Tx, unsent []int64) error {
+	list, err := jsonIDs(append([]int64{}, unsent...))
+	if err != nil {
+		return err
+	}
+	_, err = tx.ExecContext(ctx, s.sql(`UPDATE "{t}_lease" SET
 		(claimed_from, claimed_to) = (
-			SELECT (SELECT min(id) FROM "{t}" INDEXED BY "{t}_ready"
-					WHERE status = 'PENDING' AND hold = 0 AND id BETWEEN l.claimed_from AND l.claimed_to),
-				(SELECT max(id) FROM "{t}" INDEXED BY "{t}_ready"
-					WHERE status = 'PENDING' AND hold = 0 AND id BETWEEN l.claimed_from AND l.claimed_to)
+			SELECT (SELECT min(id) FROM "{t}" INDEXED BY "{t}_ready" WHERE status = 'PENDING' AND hold = 0
+					AND id BETWEEN l.claimed_from AND l.claimed_to AND id NOT IN (SELECT value FROM json_each(?1))),
+				(SELECT max(id) FROM "{t}" INDEXED BY "{t}_ready" WHERE status = 'PENDING' AND hold = 0
+					AND id BETWEEN l.claimed_from AND l.claimed_to AND id NOT IN (SELECT value FROM json_each(?1)))
 			FROM "{t}_lease" l WHERE l.shard = 0)
-		WHERE shard = 0`))
+		WHERE shard = 0`), list)
 	return err
 }
 

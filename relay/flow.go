@@ -1,0 +1,137 @@
+package relay
+
+import (
+	"github.com/seed-5e04d8fb/jetbox"
+)
+
+// flow publishes a batch, and those that follow it, until there is none or
+// something is in the way: an outage, a stop, a shard to give back. While a batch
+// is on the wire, what became of the one before is recorded and the next is
+// claimed; two batches are never on the wire at once. The error is an outage that
+// the loop waits out, or ends the session.
+func (s *session) flow(rows []jetbox.Row) error {
+	var done []jetbox.Outcome // of the batch before, to be recorded
+	for {
+		ahead := s.ahead(done, rows)
+		outcomes, outage := s.send(rows)
+		next, err := ahead()
+		if err != nil {
+			// Nothing else is published before this is recorded, or handed over.
+			s.unrecorded = append(s.unrecorded, outcomes...)
+			return err
+		}
+		next, back := split(next, held(rows, outcomes))
+		done = append(outcomes, back...)
+		if outage != nil || len(next) == 0 || s.interrupted() {
+			for _, r := range next {
+				done = append(done, unsent(r))
+			}
+			if err := s.record(done); err != nil {
+				return err
+			}
+			return outage
+		}
+		rows = next
+	}
+}
+
+// unsent is the outcome of a row that was claimed and not sent.
+func unsent(row jetbox.Row) jetbox.Outcome {
+	return jetbox.Outcome{Pos: row.Pos, State: jetbox.Pending, Unsent: true}
+}
+
+// ahead records outcomes and then claims the next rows beside those in hand, in a
+// goroutine that ends before the function returned does. The two take turns: they
+// change the same rows of the database.
+func (s *session) ahead(done []jetbox.Outcome, inHand []jetbox.Row) (wait func() ([]jetbox.Row, error)) {
+	var (
+		rows  []jetbox.Row
+		err   error
+		ended = make(chan struct{})
+	)
+	go func() {
+		defer close(ended)
+		if err = s.record(done); err == nil && !s.interrupted() {
+			rows, err = s.claim(inHand)
+		}
+	}()
+	return func() ([]jetbox.Row, error) {
+		<-ended
+		return rows, err
+	}
+}
+
+// send publishes one batch and says what became of it.
+func (s *session) send(rows []jetbox.Row) (outcomes []jetbox.Outcome, outage error) {
+	batch, outcomes, outage := s.prepare(rows)
+	if outage != nil {
+		outcomes = append(outcomes, unsettled(rows, outcomes)...)
+	}
+	if len(batch) > 0 {
+		var more []jetbox.Outcome
+		more, outage = s.publish(batch)
+		outcomes = append(outcomes, more...)
+	}
+	if s.ctx.Err() == nil {
+		s.publishFault(outage)
+	}
+	return outcomes, outage
+}
+
+// unsettled returns the outcome unsent for the rows that have none.
+func unsettled(rows []jetbox.Row, outcomes []jetbox.Outcome) (back []jetbox.Outcome) {
+	has := make(map[int64]bool, len(outcomes))
+	for _, o := range outcomes {
+		has[o.Pos] = true
+	}
+	for _, r := range rows {
+		if !has[r.Pos] {
+			back = append(back, unsent(r))
+		}
+	}
+	return back
+}
+
+// interrupted reports that no other batch may follow this one: the loop has to
+// look what there is to do first.
+func (s *session) interrupted() (interrupted bool) {
+	return !s.maySend() || s.share.now().Excess > 0
+}
+
+// held returns the ordering keys of a batch that may not go on: those of rows that
+// were not stored, nor parked for good.
+func held(rows []jetbox.Row, outcomes []jetbox.Outcome) map[string]bool {
+	settled := make(map[int64]bool, len(outcomes))
+	for _, o := range outcomes {
+		if o.State == jetbox.Published || o.State == jetbox.DeadLetter && !o.Freeze {
+			settled[o.Pos] = true
+		}
+	}
+	if len(settled) == len(rows) {
+		return nil
+	}
+	keys := make(map[string]bool)
+	for _, r := range rows {
+		if key := r.Event.OrderingKey(); key != "" && !settled[r.Pos] {
+			keys[key] = true
+		}
+	}
+	return keys
+}
+
+// split separates the rows whose keys may go on from the outcomes of the others: they
+// are claimed again when the row before them is settled.
+func split(rows []jetbox.Row, held map[string]bool) (kept []jetbox.Row, back []jetbox.Outcome) {
+	if len(held) == 0 {
+		return rows, nil
+	}
+	kept = rows[:0]
+	for _, r := range rows {
+		if held[r.Event.OrderingKey()] {
+			back = append(back, unsent(r))
+		} else {
+			kept = append(kept, r)
+		}
+	}
+	return kept, back
+}
