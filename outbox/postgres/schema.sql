@@ -70,7 +70,7 @@ CREATE TABLE {relay} (
 	length_ms BIGINT NOT NULL,
 	unable BOOLEAN NOT NULL DEFAULT false,
 	idle BOOLEAN NOT NULL DEFAULT false -- wants to be notified
-) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 100);
 
 -- Shards of the ordering keys, who has them, and the range of rows claimed there
 -- that are unresolved.
@@ -81,7 +81,7 @@ CREATE TABLE {shard} (
 	claimed_from BIGINT,
 	claimed_to BIGINT,
 	claimed_at TIMESTAMPTZ
-) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 100);
 INSERT INTO {shard} (shard) SELECT generate_series(0, {shards} - 1);
 
 {shard_of}

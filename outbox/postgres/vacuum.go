@@ -21,7 +21,8 @@ type vacuumed struct {
 	next time.Time // not before this
 }
 
-// tidy vacuums the queue when many rows have left it. A claim starts at the
+// tidy vacuums the queue, and the small tables that each claim changes, when many rows
+// have left it. A claim starts at the
 // queue's lowest entry and steps over the dead ones before it: the server's own
 // vacuum comes once a minute at best, after a million of them. Only the owner of
 // the table may; for others the server warns, does nothing, and it stays with its
@@ -42,7 +43,7 @@ func (s *Store) tidy(ctx context.Context) {
 	defer cancel()
 	// SKIP_LOCKED: not while the server does it. Truncation would lock out
 	// the writers. Whatever goes wrong, nothing depends on it.
-	_, _ = s.pool.Exec(ctx, s.sql(`VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) {queue}`))
+	_, _ = s.pool.Exec(ctx, s.sql(`VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) {queue}, {shard}, {relay}`))
 	s.mu.Lock()
 	v.next = time.Now().Add(vacuumShare * time.Since(now))
 	s.mu.Unlock()

@@ -64,7 +64,12 @@ func (s *Store) worked(found bool) {
 // that has notified cannot be prepared), it polls.
 func (s *Store) Wait(ctx context.Context) error {
 	for {
-		if d := s.soon(); d > 0 {
+		if d, idle := s.soon(); d > 0 {
+			if idle { // rows were found without a notification
+				if err := s.setIdle(ctx, false); err != nil {
+					return err
+				}
+			}
 			return sleep(ctx, d)
 		}
 		l := s.listen(ctx)
@@ -91,16 +96,16 @@ func (s *Store) Wait(ctx context.Context) error {
 }
 
 // soon returns how long to wait for the next look after rows were found lately,
-// or 0.
-func (s *Store) soon() time.Duration {
+// or 0, and whether the relay's row still says that it is idle.
+func (s *Store) soon() (d time.Duration, idle bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if time.Since(s.wake.worked) > busyFor {
-		return 0
+		return 0, s.wake.idle
 	}
-	d := s.wake.step
+	d = s.wake.step
 	s.wake.step *= 2
-	return d
+	return d, s.wake.idle
 }
 
 // watched returns the shards whose rows are waited for; nil stands for all.

@@ -86,6 +86,23 @@ func TestIdleRelayIsNotifiedOfACommit(t *testing.T) {
 	}
 }
 
+// Notifications cost the writers: a relay that finds rows without one, because it
+// looked at the right moment, must not have them go on notifying.
+func TestBusyRelayIsNotNotified(t *testing.T) {
+	t.Parallel()
+	s := migrated(t, postgres.Config{})
+	l := acquire(t, s, "a", time.Hour)
+	quiet(t, s, l)
+	exec(t, s, `INSERT INTO outbox (subject, payload) VALUES ('s', '')`)
+	rows, err := s.Claim(t.Context(), l, 10)
+	check(t, err)
+	check(t, s.Record(t.Context(), l, published(rows...)))
+	check(t, s.Wait(t.Context()))
+	if value[bool](t, s, `SELECT idle FROM outbox_relay`) {
+		t.Error("the relay that has just found a row says that it is idle")
+	}
+}
+
 // Catalog BR-19: what is sent while the listener's connection is gone is lost.
 func TestRowsCommittedWhileTheListenerIsGoneAreFound(t *testing.T) {
 	t.Parallel()
