@@ -1,0 +1,161 @@
+package bench
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/seed-5e04d8fb/jetbox/consumer"
+	dedup "github.com/seed-5e04d8fb/jetbox/dedup/sqlite"
+	"github.com/seed-5e04d8fb/jetbox/outbox/sqlite"
+)
+
+const (
+	// fewer is by how much fewer messages are consumed than drained: each is a
+	// round trip.
+	fewer = 4
+
+	manyWorkers = 8
+)
+
+func (r *rig) consumers(ctx context.Context) error {
+	s := r.sample(max(r.cfg.Rows/fewer, 1), manyKeys)
+	if _, err := r.publishRaw(ctx, s); err != nil { // fills the stream
+		return err
+	}
+	before, err := r.consumeRaw(ctx, s.len())
+	if err != nil {
+		return err
+	}
+	type figure struct {
+		name string
+		rate float64
+	}
+	var figures []figure
+	for _, workers := range []int{1, manyWorkers} {
+		plain, err := r.consume(ctx, s.len(), workers, func(context.Context, *consumer.Delivery) error { return nil })
+		if err != nil {
+			return err
+		}
+		ledger, err := r.consumeOnce(ctx, s.len(), workers)
+		if err != nil {
+			return err
+		}
+		text := fmt.Sprintf("%d workers", workers)
+		if workers == 1 {
+			text = "1 worker"
+		}
+		figures = append(figures, figure{"without ledger, " + text, plain}, figure{"with ledger, " + text, ledger})
+	}
+	after, err := r.consumeRaw(ctx, s.len())
+	if err != nil {
+		return err
+	}
+	for _, f := range figures {
+		r.results.compare(f.name, messagesPerSecond, f.rate, "Consume with Ack", mean(before, after))
+	}
+	return nil
+}
+
+// consumeRaw is the yardstick: jetstream's own Consume with its defaults, and an
+// Ack for each message.
+func (r *rig) consumeRaw(ctx context.Context, n int) (rate float64, err error) {
+	const durable = "raw"
+	c, err := r.js.CreateConsumer(ctx, r.cfg.Stream.Name, jetstream.ConsumerConfig{Durable: durable, AckPolicy: jetstream.AckExplicitPolicy})
+	if err != nil {
+		return 0, fmt.Errorf("create consumer %s: %w", durable, err)
+	}
+	defer func() { err = errors.Join(err, r.deleteConsumer(ctx, durable)) }()
+	var handled atomic.Int64
+	began := time.Now()
+	t := start(ctx, func(ctx context.Context) error {
+		consuming, err := c.Consume(func(m jetstream.Msg) {
+			if m.Ack() == nil { // what is not acknowledged is not counted, and missed below
+				handled.Add(1)
+			}
+		})
+		if err != nil {
+			return err
+		}
+		<-ctx.Done()
+		consuming.Stop()
+		<-consuming.Closed()
+		return nil
+	})
+	return timeConsumer(ctx, t, &handled, n, began)
+}
+
+// consumeOnce consumes with a ledger in an SQLite file, and an effect there.
+func (r *rig) consumeOnce(ctx context.Context, n, workers int) (rate float64, err error) {
+	path := filepath.Join(r.dir, "ledger.db")
+	db, err := sqlite.OpenDB(ctx, path)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, db.Close(), removeFiles(path)) }()
+	if _, err := db.ExecContext(ctx, `CREATE TABLE effects (event TEXT NOT NULL)`); err != nil {
+		return 0, fmt.Errorf("create table effects: %w", err)
+	}
+	ledger, err := dedup.New(ctx, db, dedup.Config{})
+	if err != nil {
+		return 0, err
+	}
+	rate, err = r.consume(ctx, n, workers, consumer.Once(ledger, func(ctx context.Context, tx *sql.Tx, d *consumer.Delivery) error {
+		_, err := tx.ExecContext(ctx, `INSERT INTO effects (event) VALUES (?)`, d.ID)
+		return err
+	}))
+	if err != nil {
+		return 0, err
+	}
+	var effects int
+	if err := db.QueryRowContext(ctx, `SELECT count(*) FROM effects`).Scan(&effects); err != nil {
+		return 0, err
+	}
+	if effects != n {
+		return 0, fmt.Errorf("%d effects of %d events", effects, n)
+	}
+	return rate, nil
+}
+
+func (r *rig) consume(ctx context.Context, n, workers int, h consumer.Handler) (rate float64, err error) {
+	const durable = "jetbox"
+	var handled atomic.Int64
+	c, err := consumer.New(r.js, h, consumer.Config{
+		Stream: r.cfg.Stream.Name, Durable: durable, Workers: workers, Logger: r.cfg.Logger,
+		HandledFunc: func(_ *consumer.Delivery, v consumer.Verdict, _ time.Duration) {
+			if v == consumer.Ack {
+				handled.Add(1)
+			}
+		},
+	})
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, r.deleteConsumer(ctx, durable)) }()
+	began := time.Now()
+	return timeConsumer(ctx, start(ctx, c.Run), &handled, n, began)
+}
+
+// timeConsumer waits until so many messages were handled.
+func timeConsumer(ctx context.Context, t *task, handled *atomic.Int64, n int, began time.Time) (rate float64, err error) {
+	err = t.await(ctx, handled.Load, func(context.Context) (bool, error) { return handled.Load() >= int64(n), nil })
+	took := time.Since(began)
+	if err := errors.Join(err, t.stop()); err != nil {
+		return 0, fmt.Errorf("consume %d messages: %w", n, err)
+	}
+	return perSecond(n, took), nil
+}
+
+func (r *rig) deleteConsumer(ctx context.Context, durable string) error {
+	err := r.js.DeleteConsumer(ctx, r.cfg.Stream.Name, durable)
+	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return fmt.Errorf("delete consumer %s: %w", durable, err)
+	}
+	return nil
+}
