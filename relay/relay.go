@@ -50,7 +50,7 @@ func New(src Source, js jetstream.JetStream, cfg Config) (*Relay, error) {
 	}
 	streams := newStreams(js, cfg.Stream)
 	denied := new(denials)
-	eng, err := newPubAckEngine(js, cfg.Batch, denied)
+	eng, err := newEngine(js, cfg, streams, denied)
 	if err != nil {
 		return nil, err
 	}
