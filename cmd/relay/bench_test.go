@@ -25,6 +25,8 @@ var benchLines = map[string]string{
 	"writers/transactions":               "",
 	"writers/transaction/p50":            "without relay",
 	"writers/transaction/p99":            "without relay",
+	"writers/with its queue/p50":         "without relay",
+	"writers/with its queue/p99":         "without relay",
 	"append/sqlite/p50":                  "without event",
 	"append/sqlite/p99":                  "without event",
 	"latency/sqlite/committed":           "",

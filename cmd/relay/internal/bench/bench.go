@@ -64,8 +64,8 @@ type part struct {
 func parts() []part {
 	return []part{
 		{name: "sqlite", about: "a backlog drained from an SQLite file; ratio to raw asynchronous publish of the same messages before and after", run: (*rig).drainSQLite},
-		{name: "writers", about: "the same beside an application's transactions, each an order and its event; their latency, beside that without a relay", run: (*rig).drainBesideWriters},
-		{name: partPostgres, about: "a backlog drained from PostgreSQL; ratio as above", run: (*rig).drainPostgres},
+		{name: "writers", about: "a backlog drained from an SQLite file beside an application's transactions, each an order and its event; and their latency", run: (*rig).drainBesideWriters},
+		{name: partPostgres, about: "a backlog drained from PostgreSQL; ratio to raw asynchronous publish of the same messages before and after", run: (*rig).drainPostgres},
 		{name: "append", about: "a transaction with one INSERT and an event; ratio to the same one without the event", run: (*rig).appendCost},
 		{name: "latency", about: "from the commit to an ordered consumer, which gets a message once it is stored", run: (*rig).latency},
 		{name: "consumer", about: "messages handled; ratio to jetstream's Consume with Ack before and after", run: (*rig).consumers},

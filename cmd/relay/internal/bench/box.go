@@ -53,6 +53,10 @@ func (r *rig) databases() []database {
 	return out
 }
 
+// checkpoint moves a backlog from the log into the file, where it would be by the
+// time anybody drains it.
+const checkpoint = `PRAGMA wal_checkpoint(TRUNCATE)`
+
 func (r *rig) openSQLite(ctx context.Context) (*box, error) {
 	path := filepath.Join(r.dir, "outbox-"+rand.Text()+".db")
 	s, err := sqlite.Open(ctx, sqlite.Config{Path: path})
@@ -63,7 +67,7 @@ func (r *rig) openSQLite(ctx context.Context) (*box, error) {
 		store:       s,
 		insertOrder: `INSERT INTO orders (customer, cents) VALUES (?, ?)`,
 		writers:     1,
-		settle:      `PRAGMA wal_checkpoint(TRUNCATE)`,
+		settle:      checkpoint,
 		remove:      func() error { return removeFiles(path) },
 	}
 	return b.create(ctx, `CREATE TABLE orders (id INTEGER PRIMARY KEY, customer TEXT NOT NULL, cents INTEGER NOT NULL)`)

@@ -54,7 +54,7 @@ func (r *rig) peakOf(ctx context.Context, broker *embedded.Server, rows int) (pe
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	b := &box{store: s}
+	b := &box{store: s, settle: checkpoint}
 	if err := errors.Join(b.Migrate(ctx), b.fill(ctx, r.sample(rows, manyKeys))); err != nil {
 		return 0, err
 	}
