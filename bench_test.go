@@ -181,13 +181,13 @@ func crowd(b *testing.B, store drainStore) {
 	exec(`INSERT INTO outbox (subject, aggregate_id, payload) VALUES ('EVENTS.poison', 'frozen', '')`)
 	l, err := store.Acquire(ctx, jetbox.Candidate{Owner: "crowd", Length: time.Hour})
 	must(err)
-	rows, err := store.Claim(ctx, l, 1)
+	rows, err := store.Claim(ctx, l, jetbox.Ask{Limit: 1})
 	must(err)
 	must(store.Record(ctx, l, []jetbox.Outcome{{Pos: rows[0].Pos, State: jetbox.DeadLetter, Reason: "poison", Freeze: true}}))
 	exec(`INSERT INTO outbox (subject, aggregate_id, payload) SELECT 'EVENTS.behind', 'frozen', '' FROM generate_series(1, 300000)`)
 	exec(`INSERT INTO outbox (subject, payload, available_at) SELECT 'EVENTS.later', '', now() + interval '1 day' FROM generate_series(1, 1000000)`)
 	begin := time.Now()
-	rows, err = store.Claim(ctx, l, 1) // the first to meet them puts them to sleep
+	rows, err = store.Claim(ctx, l, jetbox.Ask{Limit: 1}) // the first to meet them puts them to sleep
 	must(err)
 	if len(rows) > 0 {
 		b.Fatalf("%d rows may go, want none", len(rows))

@@ -248,11 +248,11 @@ func (m *mortal) Release(ctx context.Context, l jetbox.Lease) error {
 	return m.Store.Release(ctx, l)
 }
 
-func (m *mortal) Claim(ctx context.Context, l jetbox.Lease, n int, inHand ...int64) ([]jetbox.Row, error) {
+func (m *mortal) Claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]jetbox.Row, error) {
 	if err := m.alive(); err != nil {
 		return nil, err
 	}
-	return m.Store.Claim(ctx, l, n, inHand...)
+	return m.Store.Claim(ctx, l, ask)
 }
 
 func (m *mortal) Record(ctx context.Context, l jetbox.Lease, o []jetbox.Outcome) error {

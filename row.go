@@ -33,9 +33,41 @@ type Row struct {
 	// been sent: nothing of it is on its way, or on the stream.
 	Fresh bool
 
+	// Earlier is the claim that the row was first in, if it still lies in it: where
+	// to look for the row on the stream.
+	Earlier *Earlier
+
 	// Fault says why the row is no event at all, for instance headers that are
 	// not a JSON object. Such a row is parked, never sent.
 	Fault error
+}
+
+// Ask is what a relay asks of a claim.
+type Ask struct {
+	// Limit is the most rows it wants.
+	Limit int
+
+	// InHand are rows claimed before and not recorded yet: they are left out.
+	InHand []int64
+
+	// Before is where the streams stand. The rows claimed are sent later.
+	Before []Position
+}
+
+// Position is where a stream stood at some moment.
+type Position struct {
+	Stream  string    `json:"stream"`
+	Created time.Time `json:"created"` // tells a stream from an older one of its name
+	Seq     uint64    `json:"seq"`     // its last
+}
+
+// Earlier is a claim whose rows may have been sent.
+type Earlier struct {
+	// Age is how old it was when the row was claimed again, by the source's clock.
+	Age time.Duration
+
+	// Before is where the streams stood, as that claim was told.
+	Before []Position
 }
 
 // Outcome is what became of one claimed row. A source records it only on a row

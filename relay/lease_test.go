@@ -46,9 +46,9 @@ func (f *faultySource) Acquire(ctx context.Context, c jetbox.Candidate) (jetbox.
 	return f.Store.Acquire(ctx, c)
 }
 
-func (f *faultySource) Claim(ctx context.Context, l jetbox.Lease, n int, inHand ...int64) ([]jetbox.Row, error) {
+func (f *faultySource) Claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]jetbox.Row, error) {
 	f.hang()
-	rows, err := f.Store.Claim(ctx, l, n, inHand...)
+	rows, err := f.Store.Claim(ctx, l, ask)
 	if f.ClaimedFunc != nil && len(rows) > 0 {
 		f.ClaimedFunc()
 	}

@@ -161,7 +161,7 @@ func (s *session) claim(inHand []jetbox.Row) ([]jetbox.Row, error) {
 	for i, r := range inHand {
 		ids[i] = r.Pos
 	}
-	rows, err := s.src.Claim(s.ctx, s.share.now(), s.cfg.Batch, ids...)
+	rows, err := s.src.Claim(s.ctx, s.share.now(), jetbox.Ask{Limit: s.cfg.Batch, InHand: ids})
 	if err != nil && s.ctx.Err() == nil {
 		s.fault(s.ctx, partDatabase, err)
 		return nil, err

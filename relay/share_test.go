@@ -133,9 +133,9 @@ func (s *sharedSource) giveBack(l jetbox.Lease) (all bool) {
 	return true
 }
 
-func (s *sharedSource) Claim(ctx context.Context, l jetbox.Lease, n int, inHand ...int64) ([]jetbox.Row, error) {
+func (s *sharedSource) Claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]jetbox.Row, error) {
 	s.note("claim")
-	return s.faultySource.Claim(ctx, l, n, inHand...)
+	return s.faultySource.Claim(ctx, l, ask)
 }
 
 func (s *sharedSource) Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Outcome) error {

@@ -15,9 +15,9 @@ type Source interface {
 	Leaser
 
 	// Claim records, durably, which rows are about to be sent and returns up to
-	// n that may go now, lowest first, without those in hand: claimed before, on
-	// the wire, not recorded yet. None is no error. It does not run beside Record.
-	Claim(ctx context.Context, l jetbox.Lease, n int, inHand ...int64) ([]jetbox.Row, error)
+	// as many as asked for that may go now, lowest first. None is no error. It
+	// does not run beside Record.
+	Claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]jetbox.Row, error)
 
 	// Record writes the outcomes of claimed rows. Repeating it is harmless.
 	Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Outcome) error

@@ -35,13 +35,13 @@ func (s *askedSource) Acquire(ctx context.Context, c jetbox.Candidate) (jetbox.L
 	return s.sharedSource.Acquire(ctx, c)
 }
 
-func (s *askedSource) Claim(ctx context.Context, l jetbox.Lease, n int, inHand ...int64) ([]jetbox.Row, error) {
+func (s *askedSource) Claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]jetbox.Row, error) {
 	if s.ClaimFunc != nil {
 		if err := s.ClaimFunc(); err != nil {
 			return nil, err
 		}
 	}
-	return s.sharedSource.Claim(ctx, l, n, inHand...)
+	return s.sharedSource.Claim(ctx, l, ask)
 }
 
 // wantAsked fails unless the relay has been able, or unable, since a time between

@@ -177,7 +177,7 @@ func (b *bench) takeOver(owner string, length time.Duration) jetbox.Lease {
 
 func (b *bench) claim(l jetbox.Lease, n int) []jetbox.Row {
 	b.t.Helper()
-	rows, err := b.Claim(b.t.Context(), l, n)
+	rows, err := b.Claim(b.t.Context(), l, jetbox.Ask{Limit: n})
 	b.check(err)
 	return rows
 }

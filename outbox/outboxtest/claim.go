@@ -3,6 +3,7 @@ package outboxtest
 import (
 	"context"
 	"errors"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ func claimScenarios() []scenario {
 		{"a claim hands out the lowest ids, up to its limit, until they are recorded", migrated(claimLowestFirst)},
 		{"only claimed rows are processing, and a takeover keeps the range", migrated(processingShown)},
 		{"an empty outbox claims nothing", migrated(claimNothing)},
+		{"a row that was claimed before tells when, and where the streams stood", migrated(earlierTold)},
 		{"the claim of rows that were not sent is taken back", migrated(claimTakenBack)},
 		{"rows in hand are left out of a claim", migrated(inHandLeftOut)},
 		{"a row is fresh in its first claim alone", migrated(freshOnce)},
@@ -156,6 +158,51 @@ func freshOnce(t *testing.T, b *bench) {
 	want("after a takeover", other.claimIDs(other.lease("b"), 3, ids[2], more[0]), false, true)
 }
 
+// Whoever claims a row again is told how long ago it was first claimed, and where
+// the streams stood then.
+func earlierTold(t *testing.T, b *bench) {
+	at := func(seq uint64) []jetbox.Position {
+		return []jetbox.Position{{Stream: "EVENTS", Created: time.Unix(1_700_000_000, 5).UTC(), Seq: seq}, {Stream: "OTHER é", Seq: 1<<63 + 1}}
+	}
+	claim := func(s Store, l jetbox.Lease, seq uint64, want ...int64) []jetbox.Row {
+		t.Helper()
+		rows, err := s.Claim(t.Context(), l, jetbox.Ask{Limit: 100, Before: at(seq)})
+		b.check(err)
+		if got := positions(rows); !slices.Equal(got, want) {
+			t.Fatalf("claimed %v, want %v", got, want)
+		}
+		return rows
+	}
+	want := func(what string, r jetbox.Row, before []jetbox.Position, age time.Duration) {
+		t.Helper()
+		if e := r.Earlier; e == nil || !reflect.DeepEqual(e.Before, before) || e.Age < age || e.Age > age+time.Minute {
+			t.Errorf("%s: row %d has the earlier claim %+v, want one of %v at the least, with %+v", what, r.Pos, e, age, before)
+		}
+	}
+	l := b.lease("a")
+	ids := b.add(keyed("", 2)...)
+	for _, r := range claim(b, l, 10, ids...) {
+		if r.Earlier != nil {
+			t.Errorf("row %d was never claimed and has the earlier claim %+v", r.Pos, r.Earlier)
+		}
+	}
+	const pause = 50 * time.Millisecond
+	time.Sleep(pause)
+	ids = append(ids, b.add(keyed("", 1)...)...)
+	rows := claim(b, l, 20, ids...)
+	want("second claim", rows[0], at(10), pause)
+	want("second claim", rows[1], at(10), pause)
+	if rows[2].Earlier != nil {
+		t.Errorf("the new row has the earlier claim %+v", rows[2].Earlier)
+	}
+	b.record(l, published(ids[0])...)
+	b.check(b.Release(t.Context(), l))
+	other := b.another()
+	rows = claim(other, other.lease("b"), 30, ids[1:]...)
+	want("after a takeover", rows[0], at(10), pause)
+	want("after a takeover", rows[1], at(20), 0)
+}
+
 // A relay claims the next rows while those of before are on the wire.
 func inHandLeftOut(t *testing.T, b *bench) {
 	l := b.lease("a")
@@ -163,7 +210,7 @@ func inHandLeftOut(t *testing.T, b *bench) {
 	b.claimIDs(l, 3, ids[:3]...)
 	claim := func(inHand []int64, want ...int64) {
 		t.Helper()
-		rows, err := b.Claim(t.Context(), l, 3, inHand...)
+		rows, err := b.Claim(t.Context(), l, jetbox.Ask{Limit: 3, InHand: inHand})
 		b.check(err)
 		if got := positions(rows); !slices.Equal(got, want) {
 			t.Errorf("claim with %v in hand = %v, want %v", inHand, got, want)

@@ -255,7 +255,7 @@ func relayRows(ctx context.Context, t *testing.T, s Store, owner string, c *chec
 
 func relayOnce(ctx context.Context, s Store, owner string, l jetbox.Lease, c *checker, rng *rand.Rand) error {
 	waiting := c.waiting()
-	rows, err := s.Claim(ctx, l, 1+rng.IntN(20))
+	rows, err := s.Claim(ctx, l, jetbox.Ask{Limit: 1 + rng.IntN(20)})
 	if err != nil {
 		return err
 	}

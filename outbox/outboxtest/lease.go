@@ -234,7 +234,7 @@ func leaseFences(t *testing.T, b *bench) {
 		{Owner: "b", Epoch: now.Epoch + 1, Held: true},
 		{},
 	} {
-		if rows, err := b.Claim(t.Context(), l, 10); !errors.Is(err, jetbox.ErrLeaseLost) || len(rows) > 0 {
+		if rows, err := b.Claim(t.Context(), l, jetbox.Ask{Limit: 10}); !errors.Is(err, jetbox.ErrLeaseLost) || len(rows) > 0 {
 			t.Errorf("Claim under %+v = %d rows, %v, want none, ErrLeaseLost", l, len(rows), err)
 		}
 		outcomes := append(published(ids[6:9]...), retry(ids[9], 0), dead(ids[10], true), retry(ids[4], 0))

@@ -36,7 +36,7 @@ type Store interface {
 
 	Acquire(ctx context.Context, c jetbox.Candidate) (jetbox.Lease, error)
 	Release(ctx context.Context, l jetbox.Lease) error
-	Claim(ctx context.Context, l jetbox.Lease, n int, inHand ...int64) ([]jetbox.Row, error)
+	Claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]jetbox.Row, error)
 	Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Outcome) error
 	Prune(ctx context.Context, l jetbox.Lease, before time.Time, archive bool) (pruned int, err error)
 	Wait(ctx context.Context) error

@@ -73,7 +73,7 @@ func withoutTables(t *testing.T, b *bench) {
 		}},
 		{"Acquire", func() error { _, err := b.Acquire(ctx, jetbox.Candidate{Owner: "a", Length: time.Minute}); return err }},
 		{"Release", func() error { return b.Release(ctx, lease) }},
-		{"Claim", func() error { _, err := b.Claim(ctx, lease, 1); return err }},
+		{"Claim", func() error { _, err := b.Claim(ctx, lease, jetbox.Ask{Limit: 1}); return err }},
 		{"Record", func() error { return b.Record(ctx, lease, published(1)) }},
 		{"Prune", func() error { _, err := b.Prune(ctx, lease, time.Now(), false); return err }},
 		{"List", first},

@@ -35,7 +35,7 @@ func BenchmarkDrain(b *testing.B) {
 				exec(b, s, `VACUUM ANALYZE outbox_queue`)
 				b.StartTimer()
 				for {
-					claimed, err := s.Claim(b.Context(), l, 500)
+					claimed, err := s.Claim(b.Context(), l, jetbox.Ask{Limit: 500})
 					check(b, err)
 					if len(claimed) == 0 {
 						break
@@ -63,13 +63,13 @@ func fill(b *testing.B, s *postgres.Store, rows int) {
 func crowd(t testing.TB, s *postgres.Store, l jetbox.Lease, scheduled, frozen int) {
 	t.Helper()
 	exec(t, s, `INSERT INTO outbox (subject, aggregate_id, payload) VALUES ('events.test', 'frozen', '')`)
-	rows, err := s.Claim(t.Context(), l, 1)
+	rows, err := s.Claim(t.Context(), l, jetbox.Ask{Limit: 1})
 	check(t, err)
 	check(t, s.Record(t.Context(), l, []jetbox.Outcome{{Pos: rows[0].Pos, State: jetbox.DeadLetter, Reason: "poison", Freeze: true}}))
 	exec(t, s, `INSERT INTO outbox (subject, aggregate_id, payload) SELECT 'events.test', 'frozen', '' FROM generate_series(1, $1)`, frozen)
 	exec(t, s, `INSERT INTO outbox (subject, payload, available_at) SELECT 'events.test', '', now() + interval '1 day' FROM generate_series(1, $1)`, scheduled)
 	began := time.Now()
-	rows, err = s.Claim(t.Context(), l, 500)
+	rows, err = s.Claim(t.Context(), l, jetbox.Ask{Limit: 500})
 	check(t, err)
 	if len(rows) > 0 {
 		t.Fatalf("%d rows came that may not go", len(rows))

@@ -2,13 +2,16 @@ package postgres
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/internal/outboxrow"
 	"github.com/seed-5e04d8fb/jetbox/outbox"
 )
 
@@ -23,33 +26,32 @@ const (
 	claimBytes = 16 << 20
 )
 
-// Claim returns up to n rows that may go now, lowest id first, and records the
-// range they span in each shard before it returns: PROCESSING is a pending row
-// inside it. The range stays until their outcomes are recorded. None is no error.
-// Rows that the relay has in hand, claimed before and not recorded yet, are left
-// out.
+// Claim returns rows that may go now, lowest id first, and records a claim on those
+// that are in none before it returns: PROCESSING is a pending row inside one. The
+// claim stays until their outcomes are recorded. None is no error.
 //
 // Rows met on the way that may not go yet are put to sleep, out of the queue, so
 // that they cost the next claims nothing; rows whose time has come are woken.
-func (s *Store) Claim(ctx context.Context, l jetbox.Lease, n int, inHand ...int64) ([]jetbox.Row, error) {
-	rows, err := s.claim(ctx, l, n, append([]int64{}, inHand...))
+func (s *Store) Claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]jetbox.Row, error) {
+	ask.InHand = append([]int64{}, ask.InHand...) // nil would be NULL
+	rows, err := s.claim(ctx, l, ask)
 	if err != nil {
 		return nil, fmt.Errorf("claim rows of outbox %q: %w", s.cfg.Table, err)
 	}
 	return rows, nil
 }
 
-func (s *Store) claim(ctx context.Context, l jetbox.Lease, n int, hand []int64) ([]jetbox.Row, error) {
+func (s *Store) claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]jetbox.Row, error) {
 	if err := s.sweep(ctx, l); err != nil {
 		return nil, err
 	}
 	s.tidy(ctx)
 	shards := s.claimable()
 	for {
-		if idle, err := s.idle(ctx, shards, hand); err != nil || idle {
+		if idle, err := s.idle(ctx, shards, ask.InHand); err != nil || idle {
 			return nil, err
 		}
-		c, err := s.tryClaim(ctx, l, shards, n, hand)
+		c, err := s.tryClaim(ctx, l, shards, ask)
 		if err != nil {
 			return nil, err
 		}
@@ -101,6 +103,7 @@ type claimed struct {
 	rows                 []jetbox.Row
 	later, behind, stale []int64 // ids of rows that are to leave the queue, by reason
 	sent                 []int64 // of these, what was claimed before
+	earlier              outboxrow.Claims
 	woken                bool
 }
 
@@ -134,32 +137,41 @@ const (
 )
 
 // claimSQL returns the statement that reads the first rows of the queue, of all
-// shards or of those in $4, less those in $3, and records the range they span. Everything in it
-// sees one moment. {n} is a constant for the planner.
+// shards or of those in $5, less those in $3, and records a claim for those that are
+// in none, with $4. Everything in it sees one moment. {n} is a constant for the
+// planner.
 func (s *Store) claimSQL(allShards bool, n int) string {
 	first := `SELECT id, shard FROM {queue} WHERE id <> ALL($3::bigint[]) AND ` + fenced + ` ORDER BY id LIMIT {n}`
 	if !allShards {
-		first = `SELECT q.id, m.shard FROM unnest($4::smallint[]) AS m (shard) CROSS JOIN LATERAL (
+		first = `SELECT q.id, m.shard FROM unnest($5::smallint[]) AS m (shard) CROSS JOIN LATERAL (
 				SELECT id FROM {queue} WHERE shard = m.shard AND id <> ALL($3::bigint[]) ORDER BY id LIMIT {n}) q
 			WHERE ` + fenced + ` ORDER BY q.id LIMIT {n}`
 	}
+	const inClaim = `c.first <= f.id AND f.id <= c.last AND f.shard = ANY (c.shards)`
 	return s.sql(strings.NewReplacer("{n}", fmt.Sprint(n), "{bytes}", fmt.Sprint(claimBytes)).Replace(`WITH first AS MATERIALIZED (` + first + `),
-		claimed AS (
-			UPDATE {shard} s SET claimed_from = least(s.claimed_from, f.lowest), claimed_to = greatest(s.claimed_to, f.highest),
-				claimed_at = clock_timestamp()
-			FROM (SELECT shard, min(id) AS lowest, max(id) AS highest FROM first GROUP BY shard) f
-			WHERE s.shard = f.shard AND s.owner = $1 RETURNING s.shard)
+		own AS MATERIALIZED (
+			SELECT f.id, f.shard, EXISTS (SELECT FROM {claim} c WHERE ` + inClaim + `) AS claimed
+			FROM first f JOIN {shard} s ON s.shard = f.shard AND s.owner = $1),
+		new AS (
+			INSERT INTO {claim} (owner, shards, first, last, claimed_at, before)
+			SELECT $1, array_agg(DISTINCT shard), min(id), max(id), clock_timestamp(), $4::jsonb FROM own
+			WHERE NOT claimed HAVING count(*) > 0)
 		SELECT pos, status IS DISTINCT FROM 'PENDING', ` + isLater + `, ` + isBehind + `, ` + isOvertaking + `,
-			outside AND attempts = 0 AND last_error IS NULL, ` + eventColumns + `
+			NOT claimed AND attempts = 0 AND last_error IS NULL, age, before, ` + eventColumns + `
 		FROM (
-			-- b has the range of before: the update above is not seen here.
-			SELECT f.id AS pos, NOT coalesce(f.id BETWEEN b.claimed_from AND b.claimed_to, false) AS outside, o.*, coalesce(sum(octet_length(o.payload))
+			SELECT f.id AS pos, f.claimed, e.age, e.before, o.*, coalesce(sum(octet_length(o.payload))
 				OVER (ORDER BY f.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS bytes
-			FROM first f JOIN claimed USING (shard) JOIN {shard} b USING (shard) LEFT JOIN {outbox} o ON o.id = f.id
+			FROM own f LEFT JOIN {outbox} o ON o.id = f.id LEFT JOIN LATERAL (
+				SELECT (extract(epoch FROM clock_timestamp() - c.claimed_at) * 1000000)::bigint AS age, c.before::text AS before
+				FROM {claim} c WHERE f.claimed AND ` + inClaim + ` ORDER BY c.claimed_at LIMIT 1) e ON true
 		) o WHERE bytes < {bytes} ORDER BY pos`))
 }
 
-func (s *Store) tryClaim(ctx context.Context, l jetbox.Lease, shards []int16, n int, hand []int64) (*claimed, error) {
+func (s *Store) tryClaim(ctx context.Context, l jetbox.Lease, shards []int16, ask jetbox.Ask) (*claimed, error) {
+	before, err := json.Marshal(append([]jetbox.Position{}, ask.Before...))
+	if err != nil {
+		return nil, err
+	}
 	c := new(claimed)
 	b := newBatch()
 	s.fence(b, l)
@@ -167,11 +179,11 @@ func (s *Store) tryClaim(ctx context.Context, l jetbox.Lease, shards []int16, n 
 		c.woken = tag.RowsAffected() > 0
 		return nil
 	})
-	args := []any{l.Owner, l.Epoch, hand}
+	args := []any{l.Owner, l.Epoch, ask.InHand, string(before)}
 	if shards != nil {
 		args = append(args, shards)
 	}
-	b.Queue(s.claimSQL(shards == nil, n), args...).Query(c.read)
+	b.Queue(s.claimSQL(shards == nil, ask.Limit), args...).Query(c.read)
 	return c, s.send(ctx, b)
 }
 
@@ -183,6 +195,8 @@ func (c *claimed) read(rows pgx.Rows) error {
 			id                        int64
 			later, behind, overtaking bool
 			fresh                     bool
+			age                       *int64
+			before                    *string
 		)
 		// A row that was deleted by hand has left NULLs behind, and one that was
 		// marked by hand is no longer the relay's.
@@ -193,7 +207,7 @@ func (c *claimed) read(rows pgx.Rows) error {
 			c.stale = append(c.stale, id)
 			continue
 		}
-		if err := rows.Scan(append([]any{&id, nil, &later, &behind, &overtaking, &fresh}, r.eventFields()...)...); err != nil {
+		if err := rows.Scan(append([]any{&id, nil, &later, &behind, &overtaking, &fresh, &age, &before}, r.eventFields()...)...); err != nil {
 			return err
 		}
 		switch {
@@ -204,6 +218,13 @@ func (c *claimed) read(rows pgx.Rows) error {
 		case !overtaking:
 			row := r.row()
 			row.Fresh = fresh
+			if age != nil {
+				earlier, err := c.earlier.Of(time.Duration(*age)*time.Microsecond, *before)
+				if err != nil {
+					return err
+				}
+				row.Earlier = earlier
+			}
 			c.rows = append(c.rows, row)
 		}
 		if !fresh && (later || behind) {

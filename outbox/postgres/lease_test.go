@@ -113,7 +113,7 @@ func TestRelaysThatShareClaimEachRowOnce(t *testing.T) {
 	seen, owner := make(map[int64]string), make(map[string]string)
 	for range 3 {
 		for _, p := range peers {
-			rows, err := p.Claim(t.Context(), p.lease, 1000)
+			rows, err := p.Claim(t.Context(), p.lease, jetbox.Ask{Limit: 1000})
 			check(t, err)
 			if len(rows) == 0 {
 				t.Errorf("%s gets nothing of 41 keys", p.owner)
@@ -152,7 +152,7 @@ func TestDeadRelaysShardsMoveWithWhatItHadClaimed(t *testing.T) {
 		b.turn(length, false)
 	}
 	add(t, a.Store, 3, keys(30)...)
-	rows, err := a.Claim(t.Context(), a.lease, 1000)
+	rows, err := a.Claim(t.Context(), a.lease, jetbox.Ask{Limit: 1000})
 	check(t, err)
 	began := time.Now()
 	for b.lease.Shards < 16 {
@@ -170,7 +170,7 @@ func TestDeadRelaysShardsMoveWithWhatItHadClaimed(t *testing.T) {
 	if err := a.Yield(t.Context(), a.lease); err != nil && !errors.Is(err, jetbox.ErrLeaseLost) {
 		t.Errorf("Yield by the dead relay = %v", err)
 	}
-	if _, err := a.Claim(t.Context(), a.lease, 10); !errors.Is(err, jetbox.ErrLeaseLost) {
+	if _, err := a.Claim(t.Context(), a.lease, jetbox.Ask{Limit: 10}); !errors.Is(err, jetbox.ErrLeaseLost) {
 		t.Errorf("Claim by the dead relay = %v, want ErrLeaseLost", err)
 	}
 	if got := drain(t, b.Store, b.lease, 1000); len(got) != 90 {
@@ -208,11 +208,11 @@ func TestShardsOfAnOwnerWithoutALeaseAreFree(t *testing.T) {
 	exec(t, a.Store, `DELETE FROM outbox_relay`)
 	b.turn(time.Hour, false)
 	wantShards(t, a.Store, map[string]int{"b": 16})
-	if _, err := a.Claim(t.Context(), a.lease, 10); err != nil {
+	if _, err := a.Claim(t.Context(), a.lease, jetbox.Ask{Limit: 10}); err != nil {
 		t.Errorf("Claim with nothing to claim: %v", err)
 	}
 	add(t, b.Store, 1, "k")
-	if _, err := a.Claim(t.Context(), a.lease, 10); !errors.Is(err, jetbox.ErrLeaseLost) {
+	if _, err := a.Claim(t.Context(), a.lease, jetbox.Ask{Limit: 10}); !errors.Is(err, jetbox.ErrLeaseLost) {
 		t.Errorf("Claim without a lease = %v, want ErrLeaseLost", err)
 	}
 }

@@ -43,7 +43,7 @@ func newNames(schema, table string) names {
 	in := func(name string) string { return `"` + schema + `"."` + name + `"` }
 	pairs := []string{"{schema}", `"` + schema + `"`, "{name}", table, "{outbox}", in(table)}
 	for token, suffix := range map[string]string{
-		"queue": "queue", "wait": "wait", "relay": "relay", "shard": "shard", "dead": "dead_letter",
+		"queue": "queue", "wait": "wait", "relay": "relay", "shard": "shard", "claim": "claim", "dead": "dead_letter",
 		"archive": "archive", "status": "status", "version": "schema",
 		"fn_shard": "shard_of", "fn_defaults": "defaults", "fn_enqueue": "enqueue", "fn_requeue": "requeue",
 	} {

@@ -28,7 +28,7 @@ func where(f outbox.Filter, n int) (string, []any) {
 		// Implied by the view's state; says where such rows are found.
 		switch f.State {
 		case jetbox.Processing:
-			conds = append(conds, "o.id IN (SELECT q.id FROM {queue} q JOIN {shard} s ON s.shard = q.shard AND q.id BETWEEN s.claimed_from AND s.claimed_to)")
+			conds = append(conds, "o.id IN (SELECT q.id FROM {claim} c JOIN {queue} q ON q.id BETWEEN c.first AND c.last AND q.shard = ANY (c.shards))")
 		case jetbox.DeadLetter:
 			conds = append(conds, "o.id IN (SELECT id FROM {dead})")
 		}

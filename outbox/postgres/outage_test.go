@@ -55,7 +55,7 @@ func TestDatabaseThatIsAwayIsNotHammered(t *testing.T) {
 	var wg sync.WaitGroup
 	for _, call := range []func() error{
 		func() error { _, err := s.Acquire(ctx, jetbox.Candidate{Owner: "a", Length: time.Hour}); return err },
-		func() error { _, err := s.Claim(ctx, l, 10); return err },
+		func() error { _, err := s.Claim(ctx, l, jetbox.Ask{Limit: 10}); return err },
 		func() error { return s.Record(ctx, l, published(jetbox.Row{Pos: 1})) },
 		func() error { _, err := s.Stats(ctx); return err },
 		func() error { return s.Wait(ctx) },
@@ -80,7 +80,7 @@ func TestDatabaseThatIsAwayIsNotHammered(t *testing.T) {
 	cluster.Run(t)
 	began := time.Now()
 	for {
-		rows, err := s.Claim(t.Context(), l, 10)
+		rows, err := s.Claim(t.Context(), l, jetbox.Ask{Limit: 10})
 		if err == nil && len(rows) == 1 {
 			break
 		}
@@ -97,7 +97,7 @@ func TestReadOnlyDatabaseIsAnErrorThatPasses(t *testing.T) {
 	s := migrated(t, postgres.Config{})
 	l := acquire(t, s, "a", time.Hour)
 	add(t, s, 1, "k")
-	rows, err := s.Claim(t.Context(), l, 10)
+	rows, err := s.Claim(t.Context(), l, jetbox.Ask{Limit: 10})
 	check(t, err)
 	admin := another(t, postgres.Config{URL: s.Pool().Config().ConnString()})
 	db := value[string](t, s, `SELECT current_database()`)
@@ -133,7 +133,7 @@ func TestTerminatedBackendsLoseNothing(t *testing.T) {
 	failed := 0
 	for began := time.Now(); len(seen) < 400; {
 		exec(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND random() < 0.3`)
-		rows, err := s.Claim(t.Context(), l, 20)
+		rows, err := s.Claim(t.Context(), l, jetbox.Ask{Limit: 20})
 		if err == nil {
 			err = s.Record(t.Context(), l, published(rows...))
 		}
@@ -172,11 +172,11 @@ func TestTimeoutsAndLocksOfOthers(t *testing.T) {
 
 	s = another(t, postgres.Config{URL: s.Pool().Config().ConnString()})
 	add(t, s, 2, "k")
-	rows, err := s.Claim(ctx, l, 10)
+	rows, err := s.Claim(ctx, l, jetbox.Ask{Limit: 10})
 	check(t, err)
 	if len(rows) == 0 { // this store has not acquired
 		l = acquire(t, s, "a", time.Hour)
-		rows, err = s.Claim(ctx, l, 10)
+		rows, err = s.Claim(ctx, l, jetbox.Ask{Limit: 10})
 		check(t, err)
 	}
 	tx, err := s.Pool().Begin(ctx)
@@ -209,7 +209,7 @@ func TestCloseDoesNotWaitForAServerThatHangs(t *testing.T) {
 	defer cluster.Resume(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	if _, err := s.Claim(ctx, l, 1); err == nil {
+	if _, err := s.Claim(ctx, l, jetbox.Ask{Limit: 1}); err == nil {
 		t.Error("a claim from a server that hangs succeeded")
 	}
 	began := time.Now()

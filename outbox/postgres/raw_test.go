@@ -89,7 +89,7 @@ func TestRowsChangedByHand(t *testing.T) {
 	l := acquire(t, s, "a", time.Hour)
 	claim := func(want ...string) []jetbox.Row {
 		t.Helper()
-		rows, err := s.Claim(ctx, l, 100)
+		rows, err := s.Claim(ctx, l, jetbox.Ask{Limit: 100})
 		check(t, err)
 		wantSubjects(t, rows, want...)
 		return rows

@@ -197,11 +197,20 @@ func failures(outcomes []jetbox.Outcome) (ids []int64, reasons []string, attempt
 	return ids, reasons, attempts
 }
 
-// shrinkSQL cuts the claimed ranges down to rows that are still unresolved, without
-// those in $3, which were not sent.
-const shrinkSQL = `UPDATE {shard} s SET
-		claimed_from = (SELECT min(q.id) FROM {queue} q
-			WHERE q.shard = s.shard AND q.id BETWEEN s.claimed_from AND s.claimed_to AND q.id <> ALL($3::bigint[])),
-		claimed_to = (SELECT max(q.id) FROM {queue} q
-			WHERE q.shard = s.shard AND q.id BETWEEN s.claimed_from AND s.claimed_to AND q.id <> ALL($3::bigint[]))
-	WHERE s.owner = $1 AND s.claimed_from IS NOT NULL AND ` + fenced
+// shrinkSQL cuts the relay's claims, and those of relays that are gone, down to rows
+// that are still unresolved, without those in $3, which were not sent. Two relays that
+// resolve parts of a dead one's claim do not wait for each other.
+const shrinkSQL = `WITH mine AS MATERIALIZED (
+		SELECT c.id, c.first, c.last, c.shards FROM {claim} c
+		WHERE (c.owner = $1 OR NOT EXISTS (SELECT FROM {relay} r WHERE r.owner = c.owner)) AND ` + fenced + `
+		FOR UPDATE SKIP LOCKED),
+	rest AS MATERIALIZED (
+		SELECT c.id, c.first, c.last,
+			(SELECT q.id FROM {queue} q WHERE q.id BETWEEN c.first AND c.last AND q.shard = ANY (c.shards) AND q.id <> ALL($3::bigint[])
+				ORDER BY q.id LIMIT 1) AS lowest,
+			(SELECT q.id FROM {queue} q WHERE q.id BETWEEN c.first AND c.last AND q.shard = ANY (c.shards) AND q.id <> ALL($3::bigint[])
+				ORDER BY q.id DESC LIMIT 1) AS highest
+		FROM mine c),
+	gone AS (DELETE FROM {claim} c USING rest r WHERE c.id = r.id AND r.lowest IS NULL)
+	UPDATE {claim} c SET first = r.lowest, last = r.highest FROM rest r
+		WHERE c.id = r.id AND r.lowest IS NOT NULL AND (r.lowest, r.highest) <> (r.first, r.last)`

@@ -58,12 +58,11 @@ func (s *Store) reshard(ctx context.Context, tx pgx.Tx, shards int) error {
 		`LOCK TABLE {outbox} IN SHARE ROW EXCLUSIVE MODE`,
 		strings.ReplaceAll(shardSQL, "{shards}", fmt.Sprint(shards)),
 		`DELETE FROM {relay}`,
-		strings.ReplaceAll(`INSERT INTO {shard} (shard, epoch, claimed_from, claimed_to, claimed_at)
-			SELECT n, max(epoch), min(claimed_from), max(claimed_to), min(claimed_at)
-			FROM {shard}, generate_series(0, {shards} - 1) n GROUP BY n
-			ON CONFLICT (shard) DO UPDATE SET owner = NULL, epoch = excluded.epoch, claimed_from = excluded.claimed_from,
-				claimed_to = excluded.claimed_to, claimed_at = excluded.claimed_at`, "{shards}", fmt.Sprint(shards)),
+		strings.ReplaceAll(`INSERT INTO {shard} (shard, epoch)
+			SELECT n, max(epoch) FROM {shard}, generate_series(0, {shards} - 1) n GROUP BY n
+			ON CONFLICT (shard) DO UPDATE SET owner = NULL, epoch = excluded.epoch`, "{shards}", fmt.Sprint(shards)),
 		strings.ReplaceAll(`DELETE FROM {shard} WHERE shard >= {shards}`, "{shards}", fmt.Sprint(shards)),
+		`UPDATE {claim} SET shards = ARRAY(SELECT shard FROM {shard} ORDER BY shard)`,
 		`UPDATE {queue} q SET shard = {fn_shard}(o.aggregate_type, o.aggregate_id, o.id) FROM {outbox} o WHERE o.id = q.id`,
 		`UPDATE {wait} w SET shard = {fn_shard}(o.aggregate_type, o.aggregate_id, o.id) FROM {outbox} o WHERE o.id = w.id`,
 	} {

@@ -78,7 +78,7 @@ func acquire(t testing.TB, s *postgres.Store, owner string, length time.Duration
 func drain(t testing.TB, s *postgres.Store, l jetbox.Lease, n int) (all []jetbox.Row) {
 	t.Helper()
 	for {
-		rows, err := s.Claim(t.Context(), l, n)
+		rows, err := s.Claim(t.Context(), l, jetbox.Ask{Limit: n})
 		check(t, err)
 		if len(rows) == 0 {
 			return all
@@ -110,7 +110,7 @@ func TestReshardKeepsEveryRowAndEveryKeyInOneShard(t *testing.T) {
 	add(t, s, 5, append(keys(20), "")...)
 	exec(t, s, `INSERT INTO outbox (subject, aggregate_id, payload, available_at) VALUES ('s', 'k1', '', now() + interval '1 hour')`)
 	l := acquire(t, s, "a", time.Minute)
-	claimed, err := s.Claim(t.Context(), l, 10)
+	claimed, err := s.Claim(t.Context(), l, jetbox.Ask{Limit: 10})
 	check(t, err)
 	for _, shards := range []int{9, 1, 16} {
 		if err := s.Reshard(t.Context(), shards); !errors.Is(err, postgres.ErrInUse) || !strings.Contains(err.Error(), l.Holder) {

@@ -95,7 +95,7 @@ func TestRolesOfTheReadmeAreEnoughAndNoMore(t *testing.T) {
 	check(t, s.Check(ctx))
 	l := acquire(t, s, "a", time.Minute)
 	time.Sleep(2 * time.Millisecond)
-	rows, err := s.Claim(ctx, l, 10)
+	rows, err := s.Claim(ctx, l, jetbox.Ask{Limit: 10})
 	check(t, err)
 	if len(rows) != 3 {
 		t.Fatalf("claimed %d rows, want 3", len(rows))

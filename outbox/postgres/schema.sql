@@ -72,17 +72,26 @@ CREATE TABLE {relay} (
 	idle BOOLEAN NOT NULL DEFAULT false -- wants to be notified
 ) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 100);
 
--- Shards of the ordering keys, who has them, and the range of rows claimed there
--- that are unresolved.
+-- Shards of the ordering keys, and who has them.
 CREATE TABLE {shard} (
 	shard SMALLINT PRIMARY KEY,
 	owner TEXT,
-	epoch BIGINT NOT NULL DEFAULT 0,
-	claimed_from BIGINT,
-	claimed_to BIGINT,
-	claimed_at TIMESTAMPTZ
+	epoch BIGINT NOT NULL DEFAULT 0
 ) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 100);
 INSERT INTO {shard} (shard) SELECT generate_series(0, {shards} - 1);
+
+-- Claims: rows of the queue, in these shards and between these ids, that may have
+-- been sent. When each was made, and where the streams stood before. A claim shrinks
+-- as its rows are settled, and outlives its owner.
+CREATE TABLE {claim} (
+	id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+	owner TEXT NOT NULL,
+	shards SMALLINT[] NOT NULL,
+	first BIGINT NOT NULL,
+	last BIGINT NOT NULL,
+	claimed_at TIMESTAMPTZ NOT NULL,
+	before JSONB NOT NULL
+) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 100);
 
 {shard_of}
 
@@ -148,8 +157,8 @@ CREATE TRIGGER "{name}_requeue" AFTER UPDATE OF status, available_at ON {outbox}
 CREATE VIEW {status} AS
 SELECT o.id, o.event_id, o.subject,
 	CASE WHEN o.status = 'PENDING' AND EXISTS (
-		SELECT FROM {queue} q JOIN {shard} s ON s.shard = q.shard
-		WHERE q.id = o.id AND o.id BETWEEN s.claimed_from AND s.claimed_to
+		SELECT FROM {queue} q JOIN {claim} c ON q.id BETWEEN c.first AND c.last AND q.shard = ANY (c.shards)
+		WHERE q.id = o.id
 	) THEN 'PROCESSING' ELSE o.status END AS status,
 	o.attempts, o.last_error, o.available_at
 FROM {outbox} o;

@@ -15,7 +15,7 @@ import (
 // it; waiting for a retry; behind its key.
 const statsSQL = `SELECT
 	(SELECT count(*) FROM {queue}) + (SELECT count(*) FROM {wait} WHERE due IS NOT NULL OR hold = 3),
-	(SELECT count(*) FROM {shard} s JOIN {queue} q ON q.shard = s.shard AND q.id BETWEEN s.claimed_from AND s.claimed_to),
+	(SELECT count(DISTINCT q.id) FROM {claim} c JOIN {queue} q ON q.id BETWEEN c.first AND c.last AND q.shard = ANY (c.shards)),
 	least(
 		(SELECT o.created_at FROM {queue} q JOIN {outbox} o USING (id) ORDER BY q.id LIMIT 1),
 		(SELECT min(o.created_at) FROM {wait} w JOIN {outbox} o USING (id) WHERE w.due <= now()),

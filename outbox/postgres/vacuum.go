@@ -43,7 +43,7 @@ func (s *Store) tidy(ctx context.Context) {
 	defer cancel()
 	// SKIP_LOCKED: not while the server does it. Truncation would lock out
 	// the writers. Whatever goes wrong, nothing depends on it.
-	_, _ = s.pool.Exec(ctx, s.sql(`VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) {queue}, {shard}, {relay}`))
+	_, _ = s.pool.Exec(ctx, s.sql(`VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) {queue}, {claim}, {relay}`))
 	s.mu.Lock()
 	v.next = time.Now().Add(vacuumShare * time.Since(now))
 	s.mu.Unlock()

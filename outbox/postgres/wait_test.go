@@ -38,7 +38,7 @@ func awaiting(t *testing.T, s *postgres.Store, l jetbox.Lease, bound time.Durati
 	ctx, cancel := context.WithTimeout(t.Context(), bound)
 	defer cancel()
 	for {
-		rows, err := s.Claim(t.Context(), l, 100)
+		rows, err := s.Claim(t.Context(), l, jetbox.Ask{Limit: 100})
 		if err == nil && len(rows) > 0 {
 			err = s.Record(t.Context(), l, published(rows...))
 		}
@@ -94,7 +94,7 @@ func TestBusyRelayIsNotNotified(t *testing.T) {
 	l := acquire(t, s, "a", time.Hour)
 	quiet(t, s, l)
 	exec(t, s, `INSERT INTO outbox (subject, payload) VALUES ('s', '')`)
-	rows, err := s.Claim(t.Context(), l, 10)
+	rows, err := s.Claim(t.Context(), l, jetbox.Ask{Limit: 10})
 	check(t, err)
 	check(t, s.Record(t.Context(), l, published(rows...)))
 	check(t, s.Wait(t.Context()))

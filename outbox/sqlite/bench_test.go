@@ -24,7 +24,7 @@ func BenchmarkClaimAndRecord(b *testing.B) {
 		mustExec(b, s.DB(), `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)
 			INSERT INTO outbox (subject, payload, aggregate_id) SELECT 'events.bench', zeroblob(512), i % 50 FROM n`, batch)
 		b.StartTimer()
-		rows, err := s.Claim(b.Context(), l, batch)
+		rows, err := s.Claim(b.Context(), l, jetbox.Ask{Limit: batch})
 		if err != nil || len(rows) != batch {
 			b.Fatalf("claimed %d rows, %v, want %d", len(rows), err, batch)
 		}

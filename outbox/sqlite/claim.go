@@ -3,10 +3,12 @@ package sqlite
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"fmt"
 	"time"
 
 	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/internal/outboxrow"
 	"github.com/seed-5e04d8fb/jetbox/outbox"
 )
 
@@ -21,24 +23,27 @@ const (
 	claimBytes = 16 << 20
 )
 
-// Claim returns up to n rows that may go now, lowest id first, and records the
-// range they span before it returns: PROCESSING is a pending row inside it. The
-// range stays until their outcomes are recorded. None is no error. Rows that the
-// relay has in hand, claimed before and not recorded yet, are left out.
+// Claim returns rows that may go now, lowest id first, and records a claim on those
+// that are in none before it returns: PROCESSING is a pending row inside one. The
+// claim stays until their outcomes are recorded. None is no error.
 //
 // Rows met on the way that may not go yet (scheduled for later, or behind an
 // earlier row of their key) are put to sleep, out of the index of ready rows, so
 // that they cost the next claims nothing; rows whose time has come are woken.
-func (s *Store) Claim(ctx context.Context, l jetbox.Lease, n int, inHand ...int64) ([]jetbox.Row, error) {
+func (s *Store) Claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]jetbox.Row, error) {
 	if err := s.sweep(ctx, l); err != nil {
 		return nil, fmt.Errorf("claim rows of outbox %q: %w", s.table, err)
 	}
-	hand, err := jsonIDs(append([]int64{}, inHand...))
+	hand, err := jsonIDs(append([]int64{}, ask.InHand...))
+	if err != nil {
+		return nil, err
+	}
+	before, err := json.Marshal(append([]jetbox.Position{}, ask.Before...))
 	if err != nil {
 		return nil, err
 	}
 	for {
-		c := claim{limit: n, now: time.Now().UnixMilli(), hand: hand}
+		c := claim{limit: ask.Limit, now: time.Now().UnixMilli(), hand: hand, before: string(before)}
 		idle, err := s.idle(ctx, c)
 		if err == nil && !idle {
 			err = s.fenced(ctx, l, func(tx *sql.Tx) error { return s.claim(ctx, tx, &c) })
@@ -71,15 +76,19 @@ func (s *Store) idle(ctx context.Context, c claim) (idle bool, err error) {
 
 // claim is one try: its transaction may run more than once.
 type claim struct {
-	limit int
-	now   int64
-	hand  string // ids to leave out, as JSON
-	rows  []jetbox.Row
-	moved bool // some row was woken or put to sleep
+	limit  int
+	now    int64
+	hand   string // ids to leave out, as JSON
+	before string // where the streams stand, as JSON
+	rows   []jetbox.Row
+	moved  bool // some row was woken or put to sleep
+
+	first, last int64 // of the rows found that are in no claim yet
+	earlier     outboxrow.Claims
 }
 
 func (s *Store) claim(ctx context.Context, tx *sql.Tx, c *claim) error {
-	c.rows, c.moved = nil, false
+	c.rows, c.moved, c.first, c.last = nil, false, 0, -1
 	woken, err := s.wakeDue(ctx, tx, c.now)
 	if err != nil {
 		return err
@@ -95,8 +104,10 @@ func (s *Store) claim(ctx context.Context, tx *sql.Tx, c *claim) error {
 	c.moved = woken || asleep
 	for _, f := range found {
 		if f.hold == holdNone && !f.overtakes {
-			row := f.row()
-			row.Fresh = f.fresh
+			row, err := f.claimed(c)
+			if err != nil {
+				return err
+			}
 			c.rows = append(c.rows, row)
 		}
 	}
@@ -106,7 +117,27 @@ func (s *Store) claim(ctx context.Context, tx *sql.Tx, c *claim) error {
 		}
 		return nil
 	}
-	return s.widenRange(ctx, tx, c.rows[0].Pos, c.rows[len(c.rows)-1].Pos, c.now)
+	if c.first > c.last {
+		return nil // all of them are in claims already
+	}
+	_, err = tx.ExecContext(ctx, s.sql(`INSERT INTO "{t}_claim" (first, last, claimed_at, before) VALUES (?, ?, ?, ?)`),
+		c.first, c.last, c.now, c.before)
+	return err
+}
+
+// claimed returns the row for a relay, and notes what is to be recorded of it.
+func (f *candidate) claimed(c *claim) (row jetbox.Row, err error) {
+	row = f.row()
+	row.Fresh = f.fresh
+	if !f.claimedAt.Valid {
+		if c.first > c.last {
+			c.first = f.ID
+		}
+		c.last = f.ID
+		return row, nil
+	}
+	row.Earlier, err = c.earlier.Of(time.Duration(c.now-f.claimedAt.Int64)*time.Millisecond, f.before.String)
+	return row, err
 }
 
 func (s *Store) wakeDue(ctx context.Context, tx *sql.Tx, now int64) (woken bool, err error) {
@@ -126,6 +157,10 @@ type candidate struct {
 	hold      int  // holdNone, or why it goes to sleep
 	overtakes bool // an earlier row of its key is due and about to be woken
 	fresh     bool // it was never claimed before
+
+	// The first claim that it lies in, if any.
+	claimedAt sql.NullInt64
+	before    sql.NullString
 }
 
 const (
@@ -150,7 +185,9 @@ func (s *Store) ready(ctx context.Context, tx *sql.Tx, c *claim) ([]candidate, e
 			EXISTS (SELECT 1 FROM "{t}" p INDEXED BY "{t}_later" WHERE p.hold = 1 AND p.aggregate_id <> '' AND `+sameKey+`
 				AND coalesce(p.available_at, 0) <= ?1 AND p.id < o.id),
 		o.attempts = 0 AND o.last_error IS NULL AND NOT EXISTS (
-			SELECT 1 FROM "{t}_lease" l WHERE o.id BETWEEN l.claimed_from AND l.claimed_to)
+			SELECT 1 FROM "{t}_claim" c WHERE o.id BETWEEN c.first AND c.last),
+		(SELECT claimed_at FROM "{t}_claim" c WHERE o.id BETWEEN c.first AND c.last ORDER BY c.id LIMIT 1),
+		(SELECT before FROM "{t}_claim" c WHERE o.id BETWEEN c.first AND c.last ORDER BY c.id LIMIT 1)
 		FROM "{t}" o INDEXED BY "{t}_ready" WHERE o.status = 'PENDING' AND o.hold = 0
 			AND o.id NOT IN (SELECT value FROM json_each(?3)) ORDER BY o.id LIMIT ?2`),
 		c.now, c.limit, c.hand)
@@ -163,7 +200,7 @@ func (s *Store) ready(ctx context.Context, tx *sql.Tx, c *claim) ([]candidate, e
 		var f candidate
 		var later bool
 		var behind, overtakes sql.NullBool // NULL without an aggregate ID
-		if err := rows.Scan(append(f.eventFields(), &later, &behind, &overtakes, &f.fresh)...); err != nil {
+		if err := rows.Scan(append(f.eventFields(), &later, &behind, &overtakes, &f.fresh, &f.claimedAt, &f.before)...); err != nil {
 			return nil, err
 		}
 		switch {
@@ -205,14 +242,5 @@ func (s *Store) putMoreToSleep(ctx context.Context, tx *sql.Tx, now int64) error
 	_, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}" AS o SET hold = CASE WHEN o.available_at > ?1 THEN 1 ELSE 3 END
 		WHERE o.id IN (SELECT id FROM "{t}" INDEXED BY "{t}_ready" WHERE status = 'PENDING' AND hold = 0 ORDER BY id LIMIT ?2)
 			AND (coalesce(o.available_at > ?1, 0) OR (`+isBehind+`))`), now, sleepBatch)
-	return err
-}
-
-// widenRange adds the rows to the claimed range. What is left of an earlier claim
-// is of unknown outcome and stays inside.
-func (s *Store) widenRange(ctx context.Context, tx *sql.Tx, from, to, now int64) error {
-	_, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}_lease" SET
-		claimed_from = min(coalesce(claimed_from, ?1), ?1), claimed_to = max(coalesce(claimed_to, ?2), ?2),
-		claimed_at = ?3 WHERE shard = 0`), from, to, now)
 	return err
 }

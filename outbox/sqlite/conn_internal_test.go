@@ -150,7 +150,7 @@ func TestNobodyIsRefusedWhileAnotherProcessHoldsTheLock(t *testing.T) {
 	wg.Go(func() {
 		l, err := s.Acquire(t.Context(), jetbox.Candidate{Owner: "a", Length: time.Minute})
 		if err == nil {
-			_, err = s.Claim(t.Context(), l, 10)
+			_, err = s.Claim(t.Context(), l, jetbox.Ask{Limit: 10})
 		}
 		if err != nil {
 			t.Errorf("relay after %v: %v", time.Since(began), err)

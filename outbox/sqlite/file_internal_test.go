@@ -20,7 +20,7 @@ func TestWALStaysSmallWhileRowsAreClaimed(t *testing.T) {
 	s := newStore(t)
 	exec(t, s, `INSERT INTO "{t}" (subject, payload) VALUES ('s', '')`)
 	l := acquire(t, s, "a", time.Hour)
-	if rows, err := s.Claim(t.Context(), l, 10); err != nil || len(rows) != 1 {
+	if rows, err := s.Claim(t.Context(), l, jetbox.Ask{Limit: 10}); err != nil || len(rows) != 1 {
 		t.Fatalf("claim = %v, %v, want one row", rows, err)
 	}
 	next := 0
@@ -88,7 +88,7 @@ func cannotRecord(t *testing.T, s *Store, broken func(on bool), code int) {
 	exec(t, s, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 60)
 		INSERT INTO "{t}" (subject, payload, aggregate_id) SELECT 's', zeroblob(8000), 'k' || i FROM n`)
 	l := acquire(t, s, "a", time.Hour)
-	rows, err := s.Claim(t.Context(), l, 100)
+	rows, err := s.Claim(t.Context(), l, jetbox.Ask{Limit: 100})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func cannotRecord(t *testing.T, s *Store, broken func(on bool), code int) {
 	if n := count(t, s, `SELECT count(*) FROM "{t}_dead_letter"`); n != int64(len(rows)) {
 		t.Errorf("%d dead letters, want %d", n, len(rows))
 	}
-	if again, err := s.Claim(t.Context(), l, 100); err != nil || len(again) > 0 {
+	if again, err := s.Claim(t.Context(), l, jetbox.Ask{Limit: 100}); err != nil || len(again) > 0 {
 		t.Errorf("claim afterwards = %d rows, %v, want none", len(again), err)
 	}
 }

@@ -59,7 +59,7 @@ func claimAndHang(ctx context.Context, path string, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	rows, err := s.Claim(ctx, l, 10)
+	rows, err := s.Claim(ctx, l, jetbox.Ask{Limit: 10})
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func workAWhile(ctx context.Context, path string, _ io.Writer) error {
 	if err != nil || !l.Held {
 		return fmt.Errorf("acquire %+v: %w", l, err)
 	}
-	rows, err := s.Claim(ctx, l, 100)
+	rows, err := s.Claim(ctx, l, jetbox.Ask{Limit: 100})
 	if err != nil {
 		return err
 	}

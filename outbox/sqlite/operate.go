@@ -244,8 +244,8 @@ func (s *Store) Stats(ctx context.Context) (outbox.Stats, error) {
 		(SELECT count(*) FROM "{t}" INDEXED BY "{t}_ready" WHERE status = 'PENDING' AND hold = 0) +
 			(SELECT count(*) FROM "{t}" INDEXED BY "{t}_due" WHERE status = 'PENDING' AND hold IN (1, 2)) +
 			(SELECT count(*) FROM "{t}" INDEXED BY "{t}_behind" WHERE hold = 3),
-		(SELECT count(*) FROM "{t}" INDEXED BY "{t}_ready"
-			WHERE status = 'PENDING' AND hold = 0 AND id BETWEEN l.claimed_from AND l.claimed_to),
+		(SELECT count(DISTINCT o.id) FROM "{t}_claim" c CROSS JOIN "{t}" o INDEXED BY "{t}_ready"
+			WHERE o.status = 'PENDING' AND o.hold = 0 AND o.id BETWEEN c.first AND c.last),
 		-- Of every kind of row that is due: ready; sleeping although its time has
 		-- come, since no relay wakes it; waiting for a retry; behind its key.
 		min(

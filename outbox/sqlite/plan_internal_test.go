@@ -101,12 +101,12 @@ func aDay(t *testing.T, s *Store) {
 		}
 	}
 	l := acquire(t, s, "a", time.Hour)
-	_, err := s.Claim(ctx, l, 10)
+	_, err := s.Claim(ctx, l, jetbox.Ask{Limit: 10})
 	check(err)
 	exec(t, s, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 40)
 		INSERT INTO "{t}" (subject, payload, aggregate_id, available_at)
 		SELECT 's', '', 'k' || (i % 5), CASE WHEN i % 7 = 0 THEN 9999999999999 END FROM n`)
-	rows, err := s.Claim(ctx, l, 20)
+	rows, err := s.Claim(ctx, l, jetbox.Ask{Limit: 20})
 	check(err)
 	var outcomes []jetbox.Outcome
 	for i, r := range rows {
@@ -119,7 +119,7 @@ func aDay(t *testing.T, s *Store) {
 		}[i%5])
 	}
 	check(s.Record(ctx, l, outcomes))
-	_, err = s.Claim(ctx, l, 1)
+	_, err = s.Claim(ctx, l, jetbox.Ask{Limit: 1})
 	check(err)
 	_, err = s.Stats(ctx)
 	check(err)
@@ -201,7 +201,7 @@ func TestSleepingRowsCostAClaimNothing(t *testing.T) {
 	s := newStore(t)
 	l := acquire(t, s, "a", time.Hour)
 	exec(t, s, `INSERT INTO "{t}" (subject, payload, aggregate_id) VALUES ('s', '', 'frozen')`)
-	rows, err := s.Claim(t.Context(), l, 10)
+	rows, err := s.Claim(t.Context(), l, jetbox.Ask{Limit: 10})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +218,7 @@ func TestSleepingRowsCostAClaimNothing(t *testing.T) {
 	claim := func(n, want int) (changes int64) {
 		t.Helper()
 		before := relayChanges(t, s)
-		rows, err := s.Claim(t.Context(), l, n)
+		rows, err := s.Claim(t.Context(), l, jetbox.Ask{Limit: n})
 		if err != nil || len(rows) != want {
 			t.Fatalf("claim of %d = %d rows, %v, want %d", n, len(rows), err, want)
 		}
@@ -264,7 +264,7 @@ func TestSleepingRowWhoseTimeIsSetToNullIsDue(t *testing.T) {
 	s := newStore(t)
 	l := acquire(t, s, "a", time.Hour)
 	exec(t, s, `INSERT INTO "{t}" (subject, payload, available_at) VALUES ('s', '', 9999999999999), ('s', '', NULL)`)
-	rows, err := s.Claim(t.Context(), l, 10)
+	rows, err := s.Claim(t.Context(), l, jetbox.Ask{Limit: 10})
 	if err != nil || len(rows) != 1 {
 		t.Fatalf("claim = %v, %v, want one row", rows, err)
 	}
@@ -272,7 +272,7 @@ func TestSleepingRowWhoseTimeIsSetToNullIsDue(t *testing.T) {
 		t.Fatal(err)
 	}
 	exec(t, s, `UPDATE "{t}" SET available_at = NULL`)
-	rows, err = s.Claim(t.Context(), l, 10)
+	rows, err = s.Claim(t.Context(), l, jetbox.Ask{Limit: 10})
 	if err != nil || len(rows) != 2 {
 		t.Errorf("claim after available_at = NULL gave %d rows, %v, want both", len(rows), err)
 	}
@@ -293,7 +293,7 @@ func TestLongPayloadsAreClaimedAFewAtATime(t *testing.T) {
 	}
 	got := 0
 	for got < rows {
-		claimed, err := s.Claim(t.Context(), l, 500)
+		claimed, err := s.Claim(t.Context(), l, jetbox.Ask{Limit: 500})
 		if err != nil {
 			t.Fatal(err)
 		}

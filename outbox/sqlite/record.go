@@ -112,7 +112,7 @@ func (s *Store) record(ctx context.Context, tx *sql.Tx, outcomes []jetbox.Outcom
 			return err
 		}
 	}
-	return s.shrinkRange(ctx, tx, unsent)
+	return s.shrinkClaims(ctx, tx, unsent)
 }
 
 // recordPublished marks runs of rows: consecutive ids, each of them acknowledged,
@@ -195,21 +195,20 @@ func (s *Store) wakeKey(ctx context.Context, tx *sql.Tx, id int64) error {
 	return err
 }
 
-// shrinkRange cuts the claimed range down to rows that are still unresolved, without
-// those that were not sent.
-func (s *Store) shrinkRange(ctx context.Context, tx *sql.Tx, unsent []int64) error {
+// shrinkClaims cuts the claims down to rows that are still unresolved, without those
+// that were not sent.
+func (s *Store) shrinkClaims(ctx context.Context, tx *sql.Tx, unsent []int64) error {
 	list, err := jsonIDs(append([]int64{}, unsent...))
 	if err != nil {
 		return err
 	}
-	_, err = tx.ExecContext(ctx, s.sql(`UPDATE "{t}_lease" SET
-		(claimed_from, claimed_to) = (
-			SELECT (SELECT min(id) FROM "{t}" INDEXED BY "{t}_ready" WHERE status = 'PENDING' AND hold = 0
-					AND id BETWEEN l.claimed_from AND l.claimed_to AND id NOT IN (SELECT value FROM json_each(?1))),
-				(SELECT max(id) FROM "{t}" INDEXED BY "{t}_ready" WHERE status = 'PENDING' AND hold = 0
-					AND id BETWEEN l.claimed_from AND l.claimed_to AND id NOT IN (SELECT value FROM json_each(?1)))
-			FROM "{t}_lease" l WHERE l.shard = 0)
-		WHERE shard = 0`), list)
+	const rest = `FROM "{t}" INDEXED BY "{t}_ready" WHERE status = 'PENDING' AND hold = 0
+		AND id BETWEEN c.first AND c.last AND id NOT IN (SELECT value FROM json_each(?1))`
+	_, err = tx.ExecContext(ctx, s.sql(`DELETE FROM "{t}_claim" AS c WHERE NOT EXISTS (SELECT 1 `+rest+`)`), list)
+	if err != nil {
+		return err
+	}
+	_, err = tx.ExecContext(ctx, s.sql(`UPDATE "{t}_claim" AS c SET first = (SELECT min(id) `+rest+`), last = (SELECT max(id) `+rest+`)`), list)
 	return err
 }
 

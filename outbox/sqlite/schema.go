@@ -16,7 +16,7 @@ import (
 const DefaultTable = "outbox"
 
 // schemaVersion is what migrate brings the tables to.
-const schemaVersion = 1
+const schemaVersion = 2
 
 // Columns of the outbox that say something about the event or its fate, in the
 // order they are listed everywhere: outbox, its dead letters and its archive
@@ -119,6 +119,37 @@ CREATE VIEW "{t}_status" AS
 SELECT o.id, o.event_id, o.subject,
 	CASE WHEN o.status = 'PENDING' AND o.hold = 0 AND EXISTS (
 		SELECT 1 FROM "{t}_lease" l WHERE o.id BETWEEN l.claimed_from AND l.claimed_to
+	) THEN 'PROCESSING' ELSE o.status END AS status,
+	o.attempts, o.last_error, o.available_at
+FROM "{t}" o;
+`, `
+-- A claim for each batch, instead of one range in the lease: the age of a row of
+-- unknown outcome is then its own, and so is where the streams stood before it.
+CREATE TABLE "{t}_claim" (
+	id INTEGER PRIMARY KEY,
+	first INTEGER NOT NULL,
+	last INTEGER NOT NULL,
+	claimed_at INTEGER NOT NULL,
+	before TEXT NOT NULL
+);
+INSERT INTO "{t}_claim" (first, last, claimed_at, before)
+	SELECT claimed_from, claimed_to, coalesce(claimed_at, 0), '[]' FROM "{t}_lease" WHERE claimed_from IS NOT NULL;
+DROP VIEW "{t}_status";
+CREATE TABLE "{t}_lease_2" (
+	shard INTEGER PRIMARY KEY,
+	owner TEXT,
+	holder TEXT,
+	epoch INTEGER NOT NULL DEFAULT 0,
+	expires_at INTEGER NOT NULL DEFAULT 0,
+	length INTEGER NOT NULL DEFAULT 0
+);
+INSERT INTO "{t}_lease_2" SELECT shard, owner, holder, epoch, expires_at, length FROM "{t}_lease";
+DROP TABLE "{t}_lease";
+ALTER TABLE "{t}_lease_2" RENAME TO "{t}_lease";
+CREATE VIEW "{t}_status" AS
+SELECT o.id, o.event_id, o.subject,
+	CASE WHEN o.status = 'PENDING' AND o.hold = 0 AND EXISTS (
+		SELECT 1 FROM "{t}_claim" c WHERE o.id BETWEEN c.first AND c.last
 	) THEN 'PROCESSING' ELSE o.status END AS status,
 	o.attempts, o.last_error, o.available_at
 FROM "{t}" o;

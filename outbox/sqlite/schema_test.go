@@ -117,7 +117,7 @@ func TestTheShellMakesAndFillsAnOutbox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows, err := s.Claim(t.Context(), l, 10)
+	rows, err := s.Claim(t.Context(), l, jetbox.Ask{Limit: 10})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +257,7 @@ func TestVersionIsRecordedOnce(t *testing.T) {
 	}
 	s := open(t, path)
 	defer s.Close()
-	if got := queryString(t, s.DB(), `SELECT group_concat(version) FROM outbox_schema`); got != "1" {
-		t.Errorf("versions = %s, want 1 once", got)
+	if got := queryString(t, s.DB(), `SELECT group_concat(version) FROM outbox_schema`); got != "1,2" {
+		t.Errorf("versions = %s, want 1 and 2, once", got)
 	}
 }
