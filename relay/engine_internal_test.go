@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"testing"
@@ -91,7 +90,7 @@ func withID(subject, key, id string) message {
 		fresh:  true,
 		msg: &nats.Msg{
 			Subject: subject,
-			Header:  nats.Header{jetbox.HeaderMsgID: {id}, jetbox.HeaderCEID: {"event " + id}},
+			Header:  nats.Header{jetbox.HeaderMsgID: {id}, jetbox.HeaderCEID: {id}},
 			Data:    []byte("x"),
 		},
 	}
@@ -115,22 +114,31 @@ func (r *engineRig) publish(batch []message) []result {
 // onStream is the IDs on a stream, in its order, by sequence.
 func (r *engineRig) onStream(name string) (ids []string, seqs map[string]uint64) {
 	r.t.Helper()
-	st, err := r.admin.Stream(context.Background(), name)
+	ctx := context.Background()
+	st, err := r.admin.Stream(ctx, name)
 	r.must(err)
 	seqs = make(map[string]uint64)
-	state := st.CachedInfo().State
-	for seq := max(1, state.FirstSeq); seq <= state.LastSeq; seq++ {
-		m, err := st.GetMsg(context.Background(), seq)
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			continue
-		}
+	left := st.CachedInfo().State.Msgs
+	if left == 0 {
+		return nil, seqs
+	}
+	reader, err := r.admin.OrderedConsumer(ctx, name, jetstream.OrderedConsumerConfig{HeadersOnly: true})
+	r.must(err)
+	msgs, err := reader.Fetch(int(left))
+	r.must(err)
+	for m := range msgs.Messages() {
+		meta, err := m.Metadata()
 		r.must(err)
-		id := m.Header.Get(jetbox.HeaderMsgID)
+		id := m.Headers().Get(jetbox.HeaderMsgID)
 		if other, twice := seqs[id]; twice && id != "" {
-			r.t.Fatalf("%s is on the stream twice, at %d and %d", id, other, seq)
+			r.t.Fatalf("%s is on the stream twice, at %d and %d", id, other, meta.Sequence.Stream)
 		}
 		ids = append(ids, id)
-		seqs[id] = seq
+		seqs[id] = meta.Sequence.Stream
+		left--
+	}
+	if r.must(msgs.Error()); left != 0 {
+		r.t.Fatalf("%d messages of stream %s are missing", left, name)
 	}
 	return ids, seqs
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -152,6 +153,12 @@ func (c *fastCall) groups() (slow []int, fast map[string][]int) {
 		}
 		fast[group] = append(fast[group], i)
 	}
+	for stream, group := range fast {
+		if len(group) < fastLeast {
+			slow = append(slow, group...) // the others of their keys wait for these
+			delete(fast, stream)
+		}
+	}
 	return slow, fast
 }
 
@@ -175,40 +182,69 @@ func (c *fastCall) mixed() (mixed bool) {
 
 // decide chooses the engine for what is left.
 func (c *fastCall) decide() {
-	counts := make(map[string]int, 1)
+	fresh := make(map[string]*freshness, 1)
 	for i, m := range c.batch {
 		if c.course[i] != undecided {
 			continue
 		}
-		if !m.fresh || !c.lane(m.stream).fast {
-			c.lane(m.stream)
+		l := c.lane(m.stream)
+		if !m.fresh || !l.fast {
 			c.course[i] = slowly
 			continue
 		}
-		counts[m.stream]++
-	}
-	for stream, n := range counts {
-		if n >= fastLeast && (!c.lanes[stream].st.isShared() || c.chain(stream) >= fastChain) {
-			continue
+		f := fresh[m.stream]
+		if f == nil {
+			f = &freshness{shared: l.st.isShared(), readable: l.readable()}
+			fresh[m.stream] = f
 		}
-		for i, m := range c.batch {
-			if m.stream == stream && c.course[i] == undecided {
-				c.course[i] = slowly
-			}
+		f.add(m)
+	}
+	for i, m := range c.batch {
+		if c.course[i] == undecided && !fresh[m.stream].worth(m) {
+			c.course[i] = slowly
 		}
 	}
 }
 
-// chain is the most messages that one key has among those left for a stream.
-func (c *fastCall) chain(stream string) (most int) {
-	counts := make(map[string]int)
-	for i, m := range c.batch {
-		if m.key != "" && m.stream == stream && c.course[i] == undecided {
-			counts[m.key]++
-			most = max(most, counts[m.key])
-		}
+// freshness is what decides whether messages to a stream go in a batch.
+type freshness struct {
+	shared   bool // others publish to it
+	readable bool // what it stores stays there
+	sure     int  // messages that can be in a batch without being looked for
+	chains   map[string]int
+	chain    int // the most of one key among the others
+}
+
+func (f *freshness) add(m message) {
+	if !f.shared && !chosen(m) {
+		f.sure++
+		return
 	}
-	return most
+	if m.key == "" {
+		return
+	}
+	if f.chains == nil {
+		f.chains = make(map[string]int)
+	}
+	f.chains[m.key]++
+	f.chain = max(f.chain, f.chains[m.key])
+}
+
+// worth reports whether a batch is the way for m. To read back a batch costs more
+// than a PubAck for each message does, except for long chains of one key.
+func (f *freshness) worth(m message) (worth bool) {
+	return f.readable && f.chain >= fastChain || f.sure >= fastLeast && !f.shared && !chosen(m)
+}
+
+// readable reports whether what the stream stores stays there.
+func (l *lane) readable() (readable bool) {
+	return l.info.Config.Retention == jetstream.LimitsPolicy
+}
+
+// chosen reports whether the message ID is one that its writer chose: others may
+// choose the same. Nobody does so with the ID of an event, which is random.
+func chosen(m message) (chosen bool) {
+	return m.msg.Header.Get(jetbox.HeaderMsgID) != m.msg.Header.Get(jetbox.HeaderCEID)
 }
 
 func (c *fastCall) lane(stream string) *lane {
@@ -311,7 +347,7 @@ func (c *fastCall) sendFast(l *lane, group []int) {
 	grew := end.final != nil && (counted == 0 || end.final.Sequence == base+uint64(counted))
 	switch {
 	case end.sent == 0:
-	case grew && (counted == 0 || l.st.isProven() || l.info.Config.Retention != jetstream.LimitsPolicy):
+	case grew && (counted == 0 || (l.st.isProven() || !l.readable()) && !slices.ContainsFunc(part, chosen)):
 		for n, i := range group[:counted] {
 			c.settle(i, stored(l.stream, base+uint64(n)+1, took))
 		}
@@ -385,7 +421,9 @@ func (c *fastCall) base(l *lane) (uint64, error) {
 func (c *fastCall) look(l *lane, base uint64, group []int, part []message, end batchEnd, took time.Duration) {
 	found, upTo, err := c.find(l, base, part[:end.sent], end)
 	if err != nil {
-		l.st.lose()
+		if l.st.lose(); end.final != nil {
+			l.st.share(l.stream, c.log)
+		}
 		if !errors.Is(err, errNoLook) && c.ctx.Err() == nil {
 			l.fast = false
 			l.st.turnOff(l.stream, "what is stored cannot be read back: "+err.Error(), offUnreadable, c.log)
@@ -416,7 +454,7 @@ func (c *fastCall) look(l *lane, base uint64, group []int, part []message, end b
 // find reads back what the stream stored since base. The error is errNoLook where
 // that is no use.
 func (c *fastCall) find(l *lane, base uint64, part []message, end batchEnd) (found map[string]uint64, upTo uint64, err error) {
-	if l.info.Config.Retention != jetstream.LimitsPolicy || !end.heard {
+	if !l.readable() || !end.heard {
 		return nil, 0, errNoLook
 	}
 	if end.final != nil {
