@@ -44,8 +44,14 @@ func (s *Store) Claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]je
 	}
 	for {
 		c := claim{limit: ask.Limit, now: time.Now().UnixMilli(), hand: hand, before: string(before)}
-		idle, err := s.idle(ctx, c)
-		if err == nil && !idle {
+		simple, err := s.lookAhead(ctx, &c)
+		switch {
+		case err != nil:
+		case simple && len(c.rows) == 0:
+			return nil, nil
+		case simple:
+			err = s.fenced(ctx, l, func(tx *sql.Tx) error { return s.insertClaim(ctx, tx, &c) })
+		default:
 			err = s.fenced(ctx, l, func(tx *sql.Tx) error { return s.claim(ctx, tx, &c) })
 		}
 		if err != nil {
@@ -53,25 +59,33 @@ func (s *Store) Claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]je
 		}
 		// Nothing found but something moved: what may go was hidden behind rows
 		// that have now been put to sleep, or is being woken in turns.
-		if idle || len(c.rows) > 0 || !c.moved {
+		if len(c.rows) > 0 || !c.moved {
 			return c.rows, nil
-		}
-		if err := sleep(ctx, pause); err != nil {
-			return nil, err
 		}
 	}
 }
 
-// idle asks without a write, so that a relay with nothing to do costs the
-// writers no lock and the disk no sync.
-func (s *Store) idle(ctx context.Context, c claim) (idle bool, err error) {
-	var work bool
-	err = s.db.QueryRowContext(ctx, s.sql(`SELECT
-		EXISTS (SELECT 1 FROM "{t}" INDEXED BY "{t}_ready" WHERE status = 'PENDING' AND hold = 0
-			AND id NOT IN (SELECT value FROM json_each(?2))) OR
-		EXISTS (SELECT 1 FROM "{t}" INDEXED BY "{t}_due" WHERE status = 'PENDING' AND hold IN (1, 2) AND coalesce(available_at, 0) <= ?1)`),
-		c.now, c.hand).Scan(&work)
-	return !work, noTables(err)
+// lookAhead reads the next rows without a transaction, so that other writers do not wait
+// meanwhile, and a relay with nothing to do takes no lock at all. It is simple when
+// they may go as they are: then only the claim is left to be written. Nobody else
+// changes such rows as long as the lease is the caller's.
+func (s *Store) lookAhead(ctx context.Context, c *claim) (simple bool, err error) {
+	var due bool
+	err = s.relay.QueryRowContext(ctx, s.sql(`SELECT EXISTS (SELECT 1 FROM "{t}" INDEXED BY "{t}_due"
+		WHERE status = 'PENDING' AND hold IN (1, 2) AND coalesce(available_at, 0) <= ?)`), c.now).Scan(&due)
+	if err != nil || due {
+		return false, noTables(err)
+	}
+	found, err := s.ready(ctx, s.relay, c)
+	if err != nil {
+		return false, err
+	}
+	for _, f := range found {
+		if f.hold != holdNone || f.overtakes {
+			return false, nil
+		}
+	}
+	return true, c.take(found)
 }
 
 // claim is one try: its transaction may run more than once.
@@ -88,7 +102,7 @@ type claim struct {
 }
 
 func (s *Store) claim(ctx context.Context, tx *sql.Tx, c *claim) error {
-	c.rows, c.moved, c.first, c.last = nil, false, 0, -1
+	c.moved = false
 	woken, err := s.wakeDue(ctx, tx, c.now)
 	if err != nil {
 		return err
@@ -101,26 +115,40 @@ func (s *Store) claim(ctx context.Context, tx *sql.Tx, c *claim) error {
 	if err != nil {
 		return err
 	}
-	c.moved = woken || asleep
-	for _, f := range found {
-		if f.hold == holdNone && !f.overtakes {
-			row, err := f.claimed(c)
-			if err != nil {
-				return err
-			}
-			c.rows = append(c.rows, row)
-		}
+	if err := c.take(found); err != nil {
+		return err
 	}
+	c.moved = woken || asleep
 	if len(c.rows) == 0 {
 		if asleep {
 			return s.putMoreToSleep(ctx, tx, c.now)
 		}
 		return nil
 	}
+	return s.insertClaim(ctx, tx, c)
+}
+
+// take keeps the rows of those found that may go.
+func (c *claim) take(found []candidate) error {
+	c.rows, c.first, c.last = make([]jetbox.Row, 0, len(found)), 0, -1
+	for _, f := range found {
+		if f.hold != holdNone || f.overtakes {
+			continue
+		}
+		row, err := f.claimed(c)
+		if err != nil {
+			return err
+		}
+		c.rows = append(c.rows, row)
+	}
+	return nil
+}
+
+func (s *Store) insertClaim(ctx context.Context, tx *sql.Tx, c *claim) error {
 	if c.first > c.last {
 		return nil // all of them are in claims already
 	}
-	_, err = tx.ExecContext(ctx, s.sql(`INSERT INTO "{t}_claim" (first, last, claimed_at, before) VALUES (?, ?, ?, ?)`),
+	_, err := tx.ExecContext(ctx, s.sql(`INSERT INTO "{t}_claim" (first, last, claimed_at, before) VALUES (?, ?, ?, ?)`),
 		c.first, c.last, c.now, c.before)
 	return err
 }
@@ -151,6 +179,11 @@ func (s *Store) wakeDue(ctx context.Context, tx *sql.Tx, now int64) (woken bool,
 	return k > 0, err
 }
 
+// rowsQueryer is a transaction, or the relay's connection without one.
+type rowsQueryer interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
 // candidate is a row of the ready index, with what else has to be known of it.
 type candidate struct {
 	record
@@ -177,8 +210,8 @@ const (
 // or is itself behind one. A scheduled row that has become due counts too: it is
 // woken in the order of times, not of ids, so a later row of its key could pass
 // it by.
-func (s *Store) ready(ctx context.Context, tx *sql.Tx, c *claim) ([]candidate, error) {
-	rows, err := tx.QueryContext(ctx, s.sql(`SELECT `+eventColumns+`,
+func (s *Store) ready(ctx context.Context, q rowsQueryer, c *claim) ([]candidate, error) {
+	rows, err := q.QueryContext(ctx, s.sql(`SELECT `+eventColumns+`,
 		coalesce(o.available_at > ?1, 0),
 		`+isBehind+`,
 		o.aggregate_id <> '' AND

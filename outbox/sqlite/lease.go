@@ -146,6 +146,10 @@ func (s *Store) lease(ctx context.Context, q queryer) (storedLease, error) {
 // the caller's. It does not ask whether the lease has expired: while nobody has
 // taken it over, nobody else can have sent the rows.
 func (s *Store) fenced(ctx context.Context, l jetbox.Lease, f func(tx *sql.Tx) error) error {
+	if err := s.leaveRoom(ctx); err != nil {
+		return err
+	}
+	defer s.wrote()
 	return inTx(ctx, s.relay, func(tx *sql.Tx) error {
 		res, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}_lease" SET epoch = epoch
 			WHERE shard = 0 AND owner = ? AND epoch = ?`), l.Owner, l.Epoch)

@@ -30,8 +30,7 @@ const (
 func (s *Store) Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Outcome) error {
 	outcomes, unsent := outbox.SplitUnsent(outcomes)
 	for first := true; first || len(outcomes) > 0; first = false {
-		batch, wait := s.batch(ctx)
-		n := min(batch, len(outcomes))
+		n := min(s.batch(ctx), len(outcomes))
 		if n == 0 && len(unsent) == 0 {
 			return nil
 		}
@@ -44,25 +43,46 @@ func (s *Store) Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Ou
 			return fmt.Errorf("record outcomes in outbox %q: %w", s.table, err)
 		}
 		outcomes = outcomes[n:]
-		if err := sleep(ctx, wait); err != nil && len(outcomes) > 0 {
-			return err
-		}
 	}
 	return nil
 }
 
 // batch sizes the transactions by whether others write to the file.
-func (s *Store) batch(ctx context.Context) (size int, wait time.Duration) {
-	const alone = time.Second
-	if _, err := s.changed(ctx); err != nil {
-		return recordBatch, pause
+func (s *Store) batch(ctx context.Context) (size int) {
+	if _, err := s.changed(ctx); err != nil || !s.alone() {
+		return recordBatch
 	}
+	return aloneBatch
+}
+
+// alone reports that no other connection has written to the file lately.
+func (s *Store) alone() (alone bool) {
+	const lately = time.Second
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if time.Since(s.activeAt) > alone {
-		return aloneBatch, 0
+	return time.Since(s.activeAt) > lately
+}
+
+// leaveRoom waits until other writers have had their pause after the relay's last
+// transaction, whatever kind it was.
+func (s *Store) leaveRoom(ctx context.Context) error {
+	if s.alone() {
+		return nil
 	}
-	return recordBatch, pause
+	s.mu.Lock()
+	left := pause - time.Since(s.wroteAt)
+	s.mu.Unlock()
+	if left <= 0 {
+		return nil
+	}
+	return sleep(ctx, left)
+}
+
+// wrote notes the end of a transaction of the relay's.
+func (s *Store) wrote() {
+	s.mu.Lock()
+	s.wroteAt = time.Now()
+	s.mu.Unlock()
 }
 
 func (s *Store) record(ctx context.Context, tx *sql.Tx, outcomes []jetbox.Outcome, unsent []int64) error {

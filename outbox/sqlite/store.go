@@ -45,6 +45,7 @@ type Store struct {
 	seen     observedLease
 	changes  int64     // the file's last data_version, as the relay's connection sees it
 	activeAt time.Time // when it last moved
+	wroteAt  time.Time // when the relay's last transaction ended
 	pruned   int64     // where the last prune stopped looking
 	swept    time.Time // when stranded rows were last looked for
 }
