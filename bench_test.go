@@ -113,7 +113,7 @@ func drainOnce(b *testing.B, store drainStore, rows, keys int, cfg relay.Config)
 		b.Fatal(err)
 	}
 	for _, name := range []string{"EVENTS", "BEFORE", "AFTER"} {
-		if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: name, Subjects: []string{name + ".>"}}); err != nil {
+		if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: name, Subjects: []string{name + ".>"}, AllowBatchPublish: true}); err != nil {
 			b.Fatal(err)
 		}
 	}
