@@ -256,7 +256,7 @@ func (s *Store) putToSleep(ctx context.Context, l jetbox.Lease, shards []int16, 
 	b := newBatch()
 	s.fence(b, l)
 	if len(c.sent) > 0 {
-		// With this they leave the claimed range: the next to claim them must not
+		// With this they leave their claims: the next to claim them must not
 		// take them for rows that were never sent.
 		b.Queue(s.sql(`UPDATE {outbox} SET last_error = coalesce(last_error, $4)
 			WHERE id = ANY($3::bigint[]) AND status = 'PENDING' AND `+fenced), l.Owner, l.Epoch, c.sent, outbox.OutcomeUnknown)

@@ -16,7 +16,7 @@
 // being removed; claims then slow down with their number.
 //
 // After a crash: a relay that died holds its shards until its lease ends. The
-// relay that takes over finds the range it had claimed, and sends what is
+// relay that takes over finds what it had claimed, and sends what is
 // unresolved there again under the same key. Every change a relay makes is one
 // message to the server, which carries it out to its end or not at all, also when
 // the relay is stopped in the middle: it never holds a transaction open.

@@ -11,14 +11,14 @@ import (
 // recordBatch is how many outcomes one transaction records.
 const recordBatch = 1000
 
-// Record writes what became of claimed rows, and shrinks the claimed ranges to
+// Record writes what became of claimed rows, and shrinks the claims to
 // what is unresolved. Only rows that are still pending change, so repeating it is
 // harmless. No row is touched that no outcome names.
 func (s *Store) Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Outcome) error {
 	outcomes, unsent := outbox.SplitUnsent(outcomes)
 	for len(outcomes)+len(unsent) > 0 {
 		n := min(recordBatch, len(outcomes))
-		back := []int64{} // with the last of them: a range has two ends
+		back := []int64{} // with the last of them: a claim has two ends
 		if n == len(outcomes) {
 			back, unsent = append(back, unsent...), nil
 		}

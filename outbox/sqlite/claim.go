@@ -254,7 +254,7 @@ func (s *Store) putToSleep(ctx context.Context, tx *sql.Tx, found []candidate) (
 		if f.hold == holdNone {
 			continue
 		}
-		// A row that was claimed leaves the range with this: the next to claim it
+		// A row that was claimed leaves its claim with this: the next to claim it
 		// must not take it for one that was never sent.
 		if _, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}" SET hold = ?,
 			last_error = CASE WHEN ? THEN last_error ELSE coalesce(last_error, ?) END WHERE id = ?`),

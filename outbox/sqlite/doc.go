@@ -16,7 +16,7 @@
 // SQLite's. The file must be on a local disk: WAL does not work over a network.
 //
 // After a crash the file is as after the last commit. A relay that died holds
-// its lease until it expires; its claimed range tells the next one which rows
+// its lease until it expires; its claims tell the next one which rows
 // may be on the stream already.
 //
 // Not done yet: looking on the stream for rows whose duplicate window has

@@ -24,7 +24,7 @@ const (
 )
 
 // Record writes what became of claimed rows, in transactions that leave other
-// writers room, and shrinks the claimed range to what is unresolved. Only rows
+// writers room, and shrinks the claims to what is unresolved. Only rows
 // that are still pending change, so repeating it is harmless. No row is touched
 // that no outcome names.
 func (s *Store) Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Outcome) error {
@@ -34,7 +34,7 @@ func (s *Store) Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Ou
 		if n == 0 && len(unsent) == 0 {
 			return nil
 		}
-		var back []int64 // with the last of them: a range has two ends
+		var back []int64 // with the last of them: a claim has two ends
 		if n == len(outcomes) {
 			back = unsent
 		}
