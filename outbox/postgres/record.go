@@ -91,8 +91,9 @@ const leaveSQL = `WITH gone AS (DELETE FROM {queue} WHERE id = ANY($3::bigint[])
 // is settled, wakes the next, so that a key with a hundred thousand rows behind it
 // comes back without one long transaction.
 //
-// "hold + 0" keeps the planner from an index by key where ids are looked up: with
-// old statistics it takes the table for small, and that index for as good.
+// "hold + 0" keeps the planner from the wrong index: by key where ids are looked up,
+// which it thinks as good with old statistics; and by id where a key is, which it
+// thinks better when most rows that wait are of one key.
 const wakeKeysSQL = `,
 	freed AS (
 		DELETE FROM {wait} w WHERE EXISTS (SELECT FROM {wait} WHERE hold = 2)
@@ -103,8 +104,8 @@ const wakeKeysSQL = `,
 		WHERE EXISTS (SELECT FROM {wait} WHERE hold = 3) AND aggregate_id <> ''),
 	next AS (
 		SELECT w.id FROM keys s CROSS JOIN LATERAL (
-			SELECT w.id FROM {wait} w WHERE w.hold IN (2, 3) AND w.hold = 3 AND {w has the key of s}
-				AND NOT EXISTS (SELECT FROM {wait} p WHERE p.hold IN (2, 3) AND p.hold = 2 AND {p has the key of w}
+			SELECT w.id FROM {wait} w WHERE w.hold IN (2, 3) AND w.hold + 0 = 3 AND {w has the key of s}
+				AND NOT EXISTS (SELECT FROM {wait} p WHERE p.hold IN (2, 3) AND p.hold + 0 = 2 AND {p has the key of w}
 					AND p.id < w.id AND NOT EXISTS (SELECT FROM freed f WHERE f.id = p.id))
 			ORDER BY w.id LIMIT 300) w),
 	woken AS (DELETE FROM {wait} w USING next WHERE w.id = next.id RETURNING w.id, w.shard)

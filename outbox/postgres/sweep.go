@@ -21,7 +21,7 @@ const (
 			DELETE FROM {wait} o USING (
 				SELECT min(id) AS id FROM {wait} WHERE hold = 3 GROUP BY key_hash, aggregate_id, coalesce(aggregate_type, '')) f
 			WHERE o.id = f.id AND ` + fenced + ` AND NOT EXISTS (
-				SELECT FROM {wait} p WHERE p.hold IN (2, 3) AND p.hold = 2 AND {p has the key of o} AND p.id < o.id)
+				SELECT FROM {wait} p WHERE p.hold IN (2, 3) AND p.hold + 0 = 2 AND {p has the key of o} AND p.id < o.id)
 			RETURNING o.id, o.shard)
 		INSERT INTO {queue} (id, shard) SELECT id, shard FROM woken ON CONFLICT DO NOTHING`
 )
