@@ -73,8 +73,13 @@ type fastWire struct {
 	acked   int // the server has stored, or skipped, so many
 	window  int
 	stopped bool // nothing more is sent
+	closing bool // the batch is committed, or ended
 	ended   bool // nothing more will come
 	end     batchEnd
+
+	progress time.Time // when something was sent or stored last
+	waited   int       // end.sent at that time
+	asked    time.Time // when the server was asked last, or that
 }
 
 // sendFast publishes messages as one fast batch and waits for its end.
@@ -103,6 +108,7 @@ func sendFast(ctx context.Context, nc *nats.Conn, d *denials, batch []message, m
 	if !committed && !w.ended {
 		w.control(opEnd, w.end.sent+1)
 	}
+	w.closing = true
 	for !w.ended {
 		w.wait(ctx, batch)
 	}
@@ -177,8 +183,13 @@ func (w *fastWire) drain() {
 
 // wait takes the next reply. It ends the batch when none comes in time.
 func (w *fastWire) wait(ctx context.Context, batch []message) {
-	began := time.Now()
-	ping := time.NewTimer(fastPing)
+	if w.waited != w.end.sent {
+		w.waited = w.end.sent
+		w.progressed()
+	}
+	// Replies that say nothing new do not put the question off: a stream that
+	// changes its leader often sends one each time.
+	ping := time.NewTimer(time.Until(w.asked.Add(fastPing)))
 	defer ping.Stop()
 	for {
 		// What the server does not let through it says on the connection alone.
@@ -194,14 +205,13 @@ func (w *fastWire) wait(ctx context.Context, batch []message) {
 			return
 		case <-changed:
 		case <-ping.C:
-			if time.Since(began) >= ackTimeout {
+			if time.Since(w.progress) >= ackTimeout {
 				w.stop(errNoAck)
 				w.ended = true
 				w.control(opEnd, w.end.sent+1) // nobody waits for the answer
 				return
 			}
-			w.control(opPing, w.end.sent)
-			if w.ended {
+			if w.ask(); w.ended {
 				return
 			}
 			ping.Reset(fastPing)
@@ -212,6 +222,23 @@ func (w *fastWire) wait(ctx context.Context, batch []message) {
 			return
 		}
 	}
+}
+
+func (w *fastWire) progressed() {
+	w.progress = time.Now()
+	w.asked = w.progress
+}
+
+// ask makes the server say where it is.
+func (w *fastWire) ask() {
+	w.asked = time.Now()
+	if w.closing {
+		// A new leader of the stream has forgotten that the batch was to end, and
+		// would answer pings for ever.
+		w.control(opEnd, w.end.sent+1)
+		return
+	}
+	w.control(opPing, w.end.sent)
 }
 
 // take learns from a reply.
@@ -233,7 +260,10 @@ func (w *fastWire) take(m *nats.Msg) {
 	w.end.heard = true
 	switch a.Type {
 	case "ack":
-		w.acked = max(w.acked, int(a.Sequence))
+		if int(a.Sequence) > w.acked {
+			w.acked = int(a.Sequence)
+			w.progressed()
+		}
 		w.window = max(1, int(a.Messages)) * fastOutstanding
 	case "gap":
 		// The server misses a message and ends the batch before it.
