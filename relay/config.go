@@ -31,8 +31,10 @@ type Config struct {
 	// stream need different ones. Default "jetbox".
 	Source string
 
-	// Batch is the most rows claimed at once. Default 500.
+	// Batch is the most rows claimed at once. Default: 500, and up to 2,000 while
+	// there is a backlog.
 	Batch int
+	most  int // Batch, or more by default
 
 	// PollInterval is the longest an idle relay takes to find a row. Default
 	// 500ms.
@@ -102,7 +104,10 @@ type Hooks struct {
 func (c Config) withDefaults() Config {
 	set(&c.Stream, "EVENTS")
 	set(&c.Source, "jetbox")
-	set(&c.Batch, 500)
+	const batch, backlog = 500, 2_000
+	if c.most = c.Batch; c.Batch == 0 {
+		c.Batch, c.most = batch, backlog
+	}
 	set(&c.PollInterval, 500*time.Millisecond)
 	set(&c.Lease, 10*time.Second)
 	set(&c.MaxAttempts, 10)

@@ -44,7 +44,7 @@ type fastEngine struct {
 }
 
 func newEngine(js jetstream.JetStream, cfg Config, s *streams, d *denials) (*fastEngine, error) {
-	slow, err := newPubAckEngine(js, cfg.Batch, d)
+	slow, err := newPubAckEngine(js, cfg.most, d)
 	if err != nil {
 		return nil, err
 	}

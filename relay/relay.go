@@ -170,7 +170,7 @@ func (r *Relay) lead(ctx context.Context, lease jetbox.Lease, asked time.Time) (
 
 	leadCtx, lost := context.WithCancelCause(ctx)
 	defer lost(nil)
-	s := &session{Relay: r, ctx: leadCtx, hard: hard}
+	s := &session{Relay: r, ctx: leadCtx, hard: hard, size: r.cfg.Batch}
 	s.extend(asked)
 
 	var wg sync.WaitGroup

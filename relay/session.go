@@ -32,6 +32,9 @@ type session struct {
 	restingUntil time.Time
 	flowed       time.Time
 
+	// size is how many rows the next claim asks for.
+	size int
+
 	// unrecorded are outcomes that could not be recorded before everything had to
 	// be given back. They are, if it is kept after all; otherwise the next holder
 	// finds rows of unknown outcome, as after a crash.
@@ -161,15 +164,26 @@ func (s *session) claim(inHand []jetbox.Row) ([]jetbox.Row, error) {
 	for i, r := range inHand {
 		ids[i] = r.Pos
 	}
-	rows, err := s.src.Claim(s.ctx, s.share.now(), jetbox.Ask{Limit: s.cfg.Batch, InHand: ids})
+	rows, err := s.src.Claim(s.ctx, s.share.now(), jetbox.Ask{Limit: s.size, InHand: ids})
 	if err != nil && s.ctx.Err() == nil {
 		s.fault(s.ctx, partDatabase, err)
 		return nil, err
 	}
 	if err == nil {
 		s.fault(s.ctx, partDatabase, nil)
+		s.resize(len(rows))
 	}
 	return rows, err
+}
+
+// resize makes the next batch larger while there is a backlog: each costs a
+// transaction or two that are synced, whatever is in it.
+func (s *session) resize(claimed int) {
+	if claimed < s.size {
+		s.size = s.cfg.Batch
+	} else {
+		s.size = min(2*s.size, s.cfg.most)
+	}
 }
 
 func (s *session) idle() {

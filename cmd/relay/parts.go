@@ -266,6 +266,9 @@ func (p *parts) newWorkers() (err error) {
 		Logger:       p.app.log,
 		Hooks:        p.metrics.hooks(),
 	}
+	if f.batch == defaultBatch {
+		cfg.Batch = 0 // then it grows with the backlog
+	}
 	if f.retention == (retention{}) {
 		cfg.Retention = relay.DeleteAtOnce
 	}

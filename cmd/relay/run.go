@@ -39,13 +39,16 @@ type runFlags struct {
 	drainTimeout time.Duration
 }
 
+// defaultBatch is what help says of --batch.
+const defaultBatch = 500
+
 func (f *runFlags) define(fs *flag.FlagSet) {
 	fs.BoolVar(&f.noSetup, "no-setup", false, "do not create missing tables and streams")
 	define(fs, &f.replicas, "replicas", 1, positiveInt, "`NUMBER` of servers that keep a stream created here")
 	define(fs, &f.dataDir, "data-dir", "jetbox-data", someText, "`DIR` of the embedded broker's streams")
 	define(fs, &f.listen, "listen", "127.0.0.1:4222", hostPort, "`HOST:PORT` the embedded broker listens on; port 0 takes a free one, off none")
 	define(fs, &f.sync, "sync", syncPolicy{every: time.Second}, parseSync, "`TIME` after which the embedded broker has synced a message, or always")
-	define(fs, &f.batch, "batch", 500, positiveInt, "most `ROWS` claimed at once")
+	define(fs, &f.batch, "batch", defaultBatch, positiveInt, "most `ROWS` claimed at once; by default more while there is a backlog")
 	define(fs, &f.pollInterval, "poll-interval", 500*time.Millisecond, atLeast(time.Millisecond), "longest `TIME` an idle relay takes to find a row")
 	define(fs, &f.lease, "lease", 10*time.Second, atLeast(100*time.Millisecond), "`TIME` a silent relay keeps its rows")
 	define(fs, &f.maxAttempts, "max-attempts", 10, positiveInt, "`NUMBER` of refusals after which a row is DEAD_LETTER; outages do not count")

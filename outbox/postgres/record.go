@@ -9,7 +9,7 @@ import (
 )
 
 // recordBatch is how many outcomes one transaction records.
-const recordBatch = 1000
+const recordBatch = 2000
 
 // Record writes what became of claimed rows, and shrinks the claims to
 // what is unresolved. Only rows that are still pending change, so repeating it is
