@@ -121,27 +121,101 @@ func (r *engineRig) interleaved(every int) (maySend func() bool) {
 
 // A key that is taken, by another outbox say, is skipped by the server without a
 // word. It comes out as a duplicate with the sequence of the other event, so that
-// package relay can tell; also when as many messages of others came in between.
+// package relay can tell; also when as many messages of others came in between, and
+// when the other event comes in while the batch is on its way.
 func TestTakenKeyIsNeverSilent(t *testing.T) {
-	for _, others := range []bool{false, true} {
-		t.Run(fmt.Sprint("others ", others), func(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		chosen bool // the ID is the writer's choice, and not that of the event
+		others int  // messages of others in between
+		hot    bool // all of one key
+		late   bool // the other event is one of these
+	}{
+		{"event's ID", false, 0, false, false},
+		{"event's ID and another message", false, 1, false, false},
+		{"chosen ID", true, 0, false, false},
+		{"chosen ID and another message", true, 1, false, false},
+		{"chosen ID in a hot key", true, 0, true, false},
+		{"chosen ID in a hot key and another message", true, 1, true, false},
+		{"taken on the way", true, 1, true, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
 			withEngine(t, func(t *testing.T, r *engineRig) {
-				_, err := r.admin.Publish(t.Context(), "s.b", nil, jetstream.WithMsgID("taken"))
-				r.must(err)
+				take := func(id string) {
+					_, err := r.admin.Publish(context.Background(), "s.b", nil, jetstream.WithMsgID(id))
+					r.must(err)
+				}
+				if tt.chosen { // without, the very first batch must do
+					warm := r.msgs(50, "s.a")
+					r.wantStored(warm, r.publish(warm))
+				}
+				if !tt.late {
+					take("taken")
+				}
 				batch := r.msgs(50, "s.a")
 				batch[20] = withID("s.a", "", "taken")
-				batch[20].msg.Header.Set(jetbox.HeaderCEID, "event")
-				maySend := always
-				if others {
-					maySend = r.interleaved(30) // exactly one: the sequence grows by 50
+				for i := range batch {
+					if tt.chosen {
+						batch[i].msg.Header.Set(jetbox.HeaderCEID, fmt.Sprint("event ", i))
+					}
+					if tt.hot {
+						batch[i].key = "k"
+					}
 				}
-				results := r.e.publish(t.Context(), batch, maySend)
-				if ack := results[20].ack; ack == nil || !ack.Duplicate || ack.Sequence != 1 {
-					t.Fatalf("the taken key: %+v, %v, want a duplicate of 1", ack, results[20].err)
+				n := 0
+				results := r.e.publish(t.Context(), batch, func() bool {
+					if n++; n == 15 && tt.others == 1 {
+						if tt.late {
+							take("taken")
+						} else {
+							take("other")
+						}
+					}
+					return true
+				})
+				_, seqs := r.onStream("S")
+				if ack := results[20].ack; ack == nil || !ack.Duplicate || ack.Sequence != seqs["taken"] {
+					t.Fatalf("the taken key: %+v, %v, want a duplicate of %d", ack, results[20].err, seqs["taken"])
 				}
 				r.wantStored(slices.Delete(batch, 20, 21), slices.Delete(results, 20, 21))
 			}, batched("S", "s.>"))
 		})
+	}
+}
+
+// IDs that others may choose go one by one, unless one key has many of them.
+func TestChosenIDsEnterABatchInLongChainsOnly(t *testing.T) {
+	withEngine(t, func(t *testing.T, r *engineRig) {
+		slow := r.slowly()
+		for round, want := range []int{50, 50} {
+			batch := r.msgs(100, "s.a")
+			for i := range 50 {
+				batch[i].msg.Header.Set(jetbox.HeaderCEID, "event")
+				if round == 1 {
+					batch[i].key = "k"
+				}
+			}
+			r.wantStored(batch, r.publish(batch))
+			if slow.sent != want {
+				t.Fatalf("round %d: %d messages went one by one, want %d", round, slow.sent, want)
+			}
+		}
+	}, batched("S", "s.>"))
+}
+
+// What others store between two batches is noticed too.
+func TestMessagesOfOthersBetweenBatchesAreNoticed(t *testing.T) {
+	for _, idle := range []time.Duration{0, 2 * lastFor} {
+		withEngine(t, func(t *testing.T, r *engineRig) {
+			batch := r.msgs(50, "s.a")
+			r.wantStored(batch, r.publish(batch))
+			_, err := r.admin.Publish(t.Context(), "s.other", nil)
+			r.must(err)
+			time.Sleep(idle)
+			batch = r.msgs(50, "s.a")
+			r.wantStored(batch, r.publish(batch))
+			r.wantMode("S", modePubAck+": others publish to the stream")
+		}, batched("S", "s.>"))
 	}
 }
 
@@ -226,6 +300,10 @@ func TestDisabledFeatureFallsBack(t *testing.T) {
 		if got := r.e.mode("S"); !strings.HasPrefix(got, modePubAck+": batch publish is disabled") {
 			t.Errorf("served by %q", got)
 		}
+		stale := &jetstream.StreamInfo{Config: batched("S", "s.>"), Created: time.Now()}
+		if r.e.states.of("S").usable(stale, r.e.log) {
+			t.Error("batches are tried again at once")
+		}
 		r.e.streams.forget()
 		batch = r.msgs(50, "s.a")
 		r.wantStored(batch, r.publish(batch))
@@ -260,6 +338,7 @@ func TestUnboundSubjectIsAnOutageAtOnce(t *testing.T) {
 		if took := time.Since(began); took > fastPing {
 			t.Errorf("took %v, want no wait", took)
 		}
+		r.wantMode("S", modePubAck+": no stream answers")
 	}, batched("S", "s.>"))
 }
 
