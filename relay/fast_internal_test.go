@@ -416,7 +416,11 @@ func TestStopInTheMiddleClosesTheBatch(t *testing.T) {
 	withEngine(t, func(t *testing.T, r *engineRig) {
 		batch := r.msgs(100, "s.a")
 		n := 0
+		began := time.Now()
 		results := r.e.publish(t.Context(), batch, func() bool { n++; return n <= 61 })
+		if took := time.Since(began); took >= fastPing {
+			t.Errorf("took %v, want the batch ended at once", took)
+		}
 		for i, res := range results {
 			if sent := i < 60; (res.ack != nil) != sent || res.err != nil {
 				t.Fatalf("message %d: %+v", i, res)
