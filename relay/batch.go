@@ -151,6 +151,10 @@ func (s *session) stored(b outbound, res result) (jetbox.Outcome, error) {
 				b.row.Event.Key, res.ack.Sequence, res.ack.Stream, id), true), nil
 		}
 	}
+	s.at.acked(res.ack.Stream, res.ack.Sequence)
+	if s.unverified[b.row.Pos] && !res.ack.Duplicate {
+		s.cfg.Hooks.UnverifiedFunc()
+	}
 	s.cfg.Hooks.PublishedFunc(res.took, time.Since(b.row.Event.Time), res.ack.Duplicate)
 	return jetbox.Outcome{
 		Pos:       b.row.Pos,

@@ -94,6 +94,12 @@ type Hooks struct {
 	// "outage", "row", "permanent", "record".
 	FailedFunc func(class string)
 
+	// UnverifiedFunc is called for each row that was stored after an earlier attempt
+	// of unknown outcome, too long ago for the broker to drop a second copy, and
+	// without proof that the first one was not stored: the stream had dropped
+	// messages, or was created anew.
+	UnverifiedFunc func()
+
 	// LateFunc is called for each row that was published although a higher one of
 	// its ordering key was published before: its transaction had not ended by
 	// then. What this relay does not remember, or did not publish itself, is not
@@ -125,6 +131,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Hooks.FailedFunc == nil {
 		c.Hooks.FailedFunc = func(string) {}
+	}
+	if c.Hooks.UnverifiedFunc == nil {
+		c.Hooks.UnverifiedFunc = func() {}
 	}
 	if c.Hooks.LateFunc == nil {
 		c.Hooks.LateFunc = func() {}

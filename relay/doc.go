@@ -3,9 +3,11 @@
 // Nothing committed is lost: an event is recorded as published only after the
 // stream has acknowledged it. A crash between the two leaves its outcome
 // unknown. Whoever finds it so sends it again under the same Nats-Msg-Id, and
-// the broker drops the repeat inside its duplicate window. Events of one
-// ordering key are stored in the order of their row ids, one of them on the wire
-// at a time, also when one fails, when a relay dies and when another takes over.
+// the broker drops the repeat inside its duplicate window; beyond the window it is
+// looked for on the stream first. Events of one ordering key are stored in the order
+// of their row ids, also when one fails, when a relay dies and when another takes
+// over: what may have been sent before goes alone of its key, what never was, in
+// fast batches where the stream takes them.
 //
 // A relay works while it holds the lease of its source; others stand by, or share
 // the source with it, each with some shards of the keys. What another relay should
@@ -25,8 +27,8 @@
 // A Relay does not order events across keys. A row that becomes visible after a
 // higher one of its key was published is published next, and counted.
 //
-// Not done yet: looking on the stream for rows of unknown outcome that are older
-// than the duplicate window (they are sent again, so beyond the window a second
-// copy is possible), healing a broker that lost data, and publishing by fast
-// batches.
+// Where a stream has removed messages, absence proves nothing: a row of unknown
+// outcome is sent again then, and counted.
+//
+// Not done yet: healing a broker that lost data.
 package relay

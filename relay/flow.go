@@ -63,7 +63,15 @@ func (s *session) ahead(done []jetbox.Outcome, inHand []jetbox.Row) (wait func()
 
 // send publishes one batch and says what became of it.
 func (s *session) send(rows []jetbox.Row) (outcomes []jetbox.Outcome, outage error) {
-	batch, outcomes, outage := s.prepare(rows)
+	left, known, outage := s.verify(rows)
+	if outage != nil {
+		if !s.stopped() {
+			s.publishFault(outage)
+		}
+		return append(known, neverSent(rows)...), outage
+	}
+	batch, outcomes, outage := s.prepare(left)
+	outcomes = append(known, outcomes...)
 	if outage != nil {
 		outcomes = append(outcomes, unsettled(rows, outcomes)...)
 	}
@@ -76,6 +84,16 @@ func (s *session) send(rows []jetbox.Row) (outcomes []jetbox.Outcome, outage err
 		s.publishFault(outage)
 	}
 	return outcomes, outage
+}
+
+// neverSent returns the outcome unsent for the rows that cannot have been sent.
+func neverSent(rows []jetbox.Row) (back []jetbox.Outcome) {
+	for _, r := range rows {
+		if r.Fresh {
+			back = append(back, unsent(r))
+		}
+	}
+	return back
 }
 
 // unsettled returns the outcome unsent for the rows that have none.

@@ -84,11 +84,6 @@ func leaderNext(ctx context.Context, js jetstream.JetStream, stream string, seq 
 	return leaderGet(ctx, js, stream, getRequest{Seq: seq, NextSubject: ">"})
 }
 
-// leaderAt is leaderNext for exactly one sequence.
-func leaderAt(ctx context.Context, js jetstream.JetStream, stream string, seq uint64) (*storedMsg, error) {
-	return leaderGet(ctx, js, stream, getRequest{Seq: seq})
-}
-
 type getRequest struct {
 	Seq         uint64 `json:"seq"`
 	NextSubject string `json:"next_by_subj,omitempty"`

@@ -27,6 +27,7 @@ type Relay struct {
 	retry   delay.Policy
 	late    *highest // used by the loop alone
 	wake    chan struct{}
+	at      positions
 	share   share
 	health  health
 	started sync.Once
@@ -170,7 +171,7 @@ func (r *Relay) lead(ctx context.Context, lease jetbox.Lease, asked time.Time) (
 
 	leadCtx, lost := context.WithCancelCause(ctx)
 	defer lost(nil)
-	s := &session{Relay: r, ctx: leadCtx, hard: hard, size: r.cfg.Batch}
+	s := &session{Relay: r, ctx: leadCtx, hard: hard, size: r.cfg.Batch, unverified: make(map[int64]bool)}
 	s.extend(asked)
 
 	var wg sync.WaitGroup

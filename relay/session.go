@@ -32,6 +32,10 @@ type session struct {
 	restingUntil time.Time
 	flowed       time.Time
 
+	// unverified are rows of the batch on the wire that may be on the stream
+	// already, without a way to find out.
+	unverified map[int64]bool
+
 	// size is how many rows the next claim asks for.
 	size int
 
@@ -164,7 +168,9 @@ func (s *session) claim(inHand []jetbox.Row) ([]jetbox.Row, error) {
 	for i, r := range inHand {
 		ids[i] = r.Pos
 	}
-	rows, err := s.src.Claim(s.ctx, s.share.now(), jetbox.Ask{Limit: s.size, InHand: ids})
+	rows, err := s.src.Claim(s.ctx, s.share.now(), jetbox.Ask{
+		Limit: s.size, InHand: ids, Before: s.positions(s.ctx),
+	})
 	if err != nil && s.ctx.Err() == nil {
 		s.fault(s.ctx, partDatabase, err)
 		return nil, err

@@ -24,6 +24,7 @@ const (
 	metricPublishLag    = "jetbox_relay_publish_lag_seconds"
 	metricShards        = "jetbox_relay_shards"
 	metricLateRows      = "jetbox_relay_late_rows_total"
+	metricUnverified    = "jetbox_relay_resent_unverified_total"
 	metricLetters       = "jetbox_dlq_letters"
 	metricRouted        = "jetbox_dlq_routed_total"
 
@@ -46,6 +47,7 @@ type metrics struct {
 	duplicates prometheus.Counter
 	failures   *prometheus.CounterVec
 	lateRows   prometheus.Counter
+	unverified prometheus.Counter
 	ackLatency prometheus.Histogram
 	publishLag prometheus.Histogram
 	routed     *prometheus.CounterVec
@@ -67,6 +69,10 @@ func newMetrics(table string, h *health) *metrics {
 			Name: metricFailures, ConstLabels: outbox,
 			Help: "Publishes that failed, by class of failure.",
 		}, []string{labelReason}),
+		unverified: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: metricUnverified, ConstLabels: outbox,
+			Help: "Rows stored after an attempt of unknown outcome, without proof that it had not stored them.",
+		}),
 		lateRows: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: metricLateRows, ConstLabels: outbox,
 			Help: "Rows published after a higher row of their key, because they became visible later.",
@@ -96,7 +102,7 @@ func newMetrics(table string, h *health) *metrics {
 		Name: metricShards, ConstLabels: outbox,
 		Help: "Shards of keys this relay holds now.",
 	}, func() float64 { return float64(h.now().Shards) })
-	m.registry.MustRegister(m.published, m.duplicates, m.failures, m.lateRows, m.ackLatency, m.publishLag, m.routed, shards,
+	m.registry.MustRegister(m.published, m.duplicates, m.failures, m.lateRows, m.unverified, m.ackLatency, m.publishLag, m.routed, shards,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -109,11 +115,14 @@ func (m *metrics) hooks() relay.Hooks {
 			if duplicate {
 				m.duplicates.Inc()
 			}
-			m.ackLatency.Observe(ack.Seconds())
+			if ack > 0 { // 0: found on the stream, nothing was sent
+				m.ackLatency.Observe(ack.Seconds())
+			}
 			m.publishLag.Observe(lag.Seconds())
 		},
-		FailedFunc: func(class string) { m.failures.WithLabelValues(class).Inc() },
-		LateFunc:   m.lateRows.Inc,
+		FailedFunc:     func(class string) { m.failures.WithLabelValues(class).Inc() },
+		LateFunc:       m.lateRows.Inc,
+		UnverifiedFunc: m.unverified.Inc,
 	}
 }
 

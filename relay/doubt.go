@@ -1,0 +1,163 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/seed-5e04d8fb/jetbox"
+)
+
+// lookAtOnce is how many messages are read before the relay asks again whether it
+// may go on.
+const lookAtOnce = 50_000
+
+// doubt is what is to be looked for on one stream before it is sent again: rows that
+// an earlier claim has covered, too long ago for the broker to drop a second copy.
+type doubt struct {
+	at   position // from where
+	rows []jetbox.Row
+}
+
+// verify settles rows that may be on their streams already, where the broker would
+// not drop a second copy: it looks for them first. It returns the rows that are to
+// be sent, with those whose first copy is not there, and the outcomes of those
+// found. The error is an outage: nothing is known of the rest.
+func (s *session) verify(rows []jetbox.Row) (send []jetbox.Row, outcomes []jetbox.Outcome, err error) {
+	clear(s.unverified)
+	doubts, err := s.doubts(rows)
+	if err != nil || len(doubts) == 0 {
+		return rows, nil, err
+	}
+	settled := make(map[int64]bool)
+	for _, d := range doubts {
+		found, err := s.lookFor(d)
+		for _, o := range found {
+			settled[o.Pos] = true
+		}
+		outcomes = append(outcomes, found...)
+		if err != nil {
+			return nil, outcomes, err
+		}
+	}
+	for _, r := range rows {
+		if !settled[r.Pos] {
+			send = append(send, r)
+		}
+	}
+	return send, outcomes, nil
+}
+
+// doubts sorts the rows to look for by stream and place. What no claim tells where
+// to look for is sent unverified.
+func (s *session) doubts(rows []jetbox.Row) (doubts map[string]*doubt, err error) {
+	for _, r := range rows {
+		// A row without an earlier claim was refused, or waited; only what was not
+		// refused for itself is in doubt.
+		if r.Fresh || r.Fault != nil || r.Earlier == nil && r.Attempts > 0 {
+			continue
+		}
+		stream, err := s.streams.of(s.ctx, r.Event.Subject)
+		if err != nil {
+			return nil, err
+		}
+		if stream == "" {
+			continue
+		}
+		info, err := s.streams.known(s.ctx, stream)
+		if err != nil {
+			return nil, err
+		}
+		if r.Earlier == nil {
+			s.unverified[r.Pos] = true
+			continue
+		}
+		// The batch before may have been on the wire for as long as a lease.
+		if trusted(info, r.Earlier.Age+s.cfg.Lease) {
+			continue
+		}
+		at, known := positionOf(r.Earlier.Before, stream)
+		if !known {
+			s.unverified[r.Pos] = true
+			continue
+		}
+		if doubts == nil {
+			doubts = make(map[string]*doubt)
+		}
+		key := stream + " " + at.Created.String()
+		d := doubts[key]
+		if d == nil {
+			d = &doubt{at: position{Stream: stream, Created: at.Created, Seq: at.Seq}}
+			doubts[key] = d
+		}
+		d.at.Seq = min(d.at.Seq, at.Seq)
+		d.rows = append(d.rows, r)
+	}
+	return doubts, nil
+}
+
+// lookFor looks for rows on their stream and returns the outcomes of those that need
+// not be sent.
+func (s *session) lookFor(d *doubt) (outcomes []jetbox.Outcome, err error) {
+	wanted := make([]wantedEvent, len(d.rows))
+	for i, r := range d.rows {
+		h := nats.Header(r.Event.Header(s.cfg.Source))
+		wanted[i] = wantedEvent{msgID: h.Get(jetbox.HeaderMsgID), ceID: h.Get(jetbox.HeaderCEID)}
+	}
+	began, read := time.Now(), 0
+	var res lookResult
+	for at := d.at; !res.done; at = res.next {
+		if !s.maySend() {
+			return nil, errors.New("looking for events on the stream was interrupted")
+		}
+		res, err = look(s.ctx, s.streams.js, at, wanted, lookAtOnce)
+		read += res.read
+		switch {
+		case errors.Is(err, errRecreated), errors.Is(err, errRolledBack):
+			s.cfg.Logger.LogAttrs(s.ctx, slog.LevelWarn, "events of unknown outcome are sent again without proof that they are not stored",
+				slog.String("stream", at.Stream), slog.Int("count", len(d.rows)), slog.Any("err", err))
+			res = lookResult{done: true}
+		case err != nil:
+			return nil, err
+		}
+	}
+	for i, r := range d.rows {
+		if o, settled := s.looked(r, wanted[i], d.at.Stream); settled {
+			outcomes = append(outcomes, o)
+		} else if !res.absent {
+			s.unverified[r.Pos] = true
+		}
+	}
+	s.cfg.Logger.LogAttrs(s.ctx, slog.LevelInfo, "looked on the stream for events of unknown outcome",
+		slog.String("stream", d.at.Stream), slog.Int("events", len(d.rows)), slog.Int("settled", len(outcomes)),
+		slog.Int("messages", read), slog.Duration("took", time.Since(began)))
+	return outcomes, nil
+}
+
+// looked is the outcome of a row that was looked for, if that settles it.
+func (s *session) looked(r jetbox.Row, w wantedEvent, stream string) (o jetbox.Outcome, settled bool) {
+	switch {
+	case w.seq > 0:
+		s.cfg.Hooks.PublishedFunc(0, time.Since(r.Event.Time), true)
+		return jetbox.Outcome{
+			Pos: r.Pos, State: jetbox.Published, Stream: stream, StreamSeq: w.seq, Remove: s.cfg.removal(),
+		}, true
+	case w.otherSeq > 0:
+		return s.parked(r, fmt.Errorf("idempotency key %q is taken: message %d of stream %s carries event %s",
+			r.Event.Key, w.otherSeq, stream, w.other), true), true
+	}
+	return jetbox.Outcome{}, false
+}
+
+// positions returns where the streams stand, for a claim.
+func (s *session) positions(ctx context.Context) []jetbox.Position {
+	// An outage is met by who publishes; a claim is worth having without.
+	if info, err := s.streams.configured(ctx); err == nil {
+		s.at.seen(info)
+	}
+	return s.at.all()
+}
