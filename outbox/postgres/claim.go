@@ -116,6 +116,18 @@ const wakeSQL = `WITH due AS (
 		RETURNING id, shard)
 	INSERT INTO {queue} (id, shard) SELECT id, shard FROM due ON CONFLICT DO NOTHING`
 
+// heldKeys are the keys, by their hashes, that are held or have rows behind: one
+// step in the index for each, however many rows wait behind it. NULL stands for more
+// than are worth listing. Asked once for a statement, it spares a look into the
+// index for each row, where a few keys wait with many rows.
+const heldKeys = `(SELECT CASE WHEN count(*) <= 100 THEN array_agg(hash) END FROM (
+		WITH RECURSIVE k (hash) AS (
+			(SELECT w.key_hash FROM {wait} w WHERE w.hold IN (2, 3) ORDER BY w.key_hash LIMIT 1)
+			UNION ALL
+			SELECT (SELECT w.key_hash FROM {wait} w WHERE w.hold IN (2, 3) AND w.key_hash > k.hash ORDER BY w.key_hash LIMIT 1)
+			FROM k WHERE k.hash IS NOT NULL)
+		SELECT hash FROM k WHERE hash IS NOT NULL LIMIT 101) h)::bigint[]`
+
 // Conditions on a row o of the queue. The first part of each is asked once for
 // the whole statement: in most outboxes nothing waits. All mean the same moment,
 // now(), the beginning of the transaction: a row that becomes due between two
@@ -127,6 +139,7 @@ const (
 	// one.
 	isBehind = `coalesce(
 		EXISTS (SELECT FROM {wait} WHERE hold IN (2, 3)) AND o.aggregate_id <> '' AND
+			coalesce({hash o} = ANY (` + heldKeys + `), true) AND
 			EXISTS (SELECT FROM {wait} w WHERE w.hold IN (2, 3) AND {w has the key of o} AND w.id < o.id), false)`
 
 	// A scheduled row of its key has become due: it is woken in the order of
@@ -294,5 +307,8 @@ func (s *Store) queueMoreSleep(b *batch, l jetbox.Lease, shards []int16) {
 			gone AS (DELETE FROM {queue} q USING behind b WHERE q.id = b.id AND `+fenced+` RETURNING q.id, q.shard)
 		INSERT INTO {wait} (id, hold, shard, key_hash, aggregate_type, aggregate_id)
 			SELECT o.id, 3, g.shard, {hash o}, o.aggregate_type, o.aggregate_id FROM gone g JOIN {outbox} o ON o.id = g.id
-			ON CONFLICT DO NOTHING`), args...)
+			ON CONFLICT DO NOTHING`), args...).Exec(func(tag pgconn.CommandTag) error {
+		s.left(int(tag.RowsAffected()))
+		return nil
+	})
 }

@@ -117,7 +117,8 @@ func (s *Store) Retry(ctx context.Context, f outbox.Filter) (retried int, err er
 // was frozen for one goes on. The filter is as for Retry.
 func (s *Store) Discard(ctx context.Context, f outbox.Filter) (discarded int, err error) {
 	return s.changeDead(ctx, "discard", f, func(b *batch, ids []int64) {
-		b.Queue(s.sql(`WITH copies AS (DELETE FROM {dead} WHERE id = ANY($1::bigint[])),
+		b.Queue(s.sql(`WITH gone AS (SELECT NULL::bigint AS id WHERE false),
+			copies AS (DELETE FROM {dead} WHERE id = ANY($1::bigint[])),
 			settled AS (
 				DELETE FROM {outbox} WHERE id = ANY($1::bigint[]) AND status = 'DEAD_LETTER'
 				RETURNING id, aggregate_type, aggregate_id)`+wakeKeysSQL), ids)

@@ -83,10 +83,10 @@ func (s *Store) record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Ou
 }
 
 // leaveSQL begins a statement that settles the rows in $3.
-const leaveSQL = `WITH gone AS (DELETE FROM {queue} WHERE id = ANY($3::bigint[]) AND ` + fenced + `), `
+const leaveSQL = `WITH gone AS (DELETE FROM {queue} WHERE id = ANY($3::bigint[]) AND ` + fenced + ` RETURNING id), `
 
 // wakeKeysSQL ends a statement whose part "settled" has the rows that no longer
-// hold their keys: those of them that were waiting for a retry, or frozen, wait no
+// hold their keys, and "gone" those of them that were in the queue: those of them that were waiting for a retry, or frozen, wait no
 // more, and the next rows behind them are woken. Only some: each of those, when it
 // is settled, wakes the next, so that a key with a hundred thousand rows behind it
 // comes back without one long transaction.
@@ -97,11 +97,12 @@ const leaveSQL = `WITH gone AS (DELETE FROM {queue} WHERE id = ANY($3::bigint[])
 const wakeKeysSQL = `,
 	freed AS (
 		DELETE FROM {wait} w WHERE EXISTS (SELECT FROM {wait} WHERE hold = 2)
-			AND w.hold + 0 = 2 AND w.id IN (SELECT id FROM settled)
+			AND w.hold + 0 = 2 AND w.id IN (SELECT id FROM settled EXCEPT SELECT id FROM gone)
 		RETURNING w.id),
 	keys AS (
-		SELECT DISTINCT aggregate_type, aggregate_id FROM settled
-		WHERE EXISTS (SELECT FROM {wait} WHERE hold = 3) AND aggregate_id <> ''),
+		SELECT DISTINCT s.aggregate_type, s.aggregate_id FROM settled s
+		WHERE EXISTS (SELECT FROM {wait} WHERE hold = 3) AND s.aggregate_id <> ''
+			AND coalesce({hash s} = ANY (` + heldKeys + `), true)),
 	next AS (
 		SELECT w.id FROM keys s CROSS JOIN LATERAL (
 			SELECT w.id FROM {wait} w WHERE w.hold IN (2, 3) AND w.hold + 0 = 3 AND {w has the key of s}
