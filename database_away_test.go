@@ -38,7 +38,7 @@ func newAway(t *testing.T, url string) *away {
 	t.Cleanup(nc.Close)
 	a.js, err = jetstream.New(nc)
 	a.must(err)
-	_, err = a.js.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}})
+	_, err = a.js.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}, AllowBatchPublish: true})
 	a.must(err)
 	store, err := postgres.Open(ctx, postgres.Config{URL: url})
 	a.must(err)

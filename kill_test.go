@@ -137,7 +137,7 @@ func TestChaosKilledRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A short sync interval only costs time here; the window is the server's own.
-	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}}); err != nil {
+	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}, AllowBatchPublish: true}); err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "orders.db")
@@ -165,6 +165,9 @@ func TestChaosKilledRelay(t *testing.T) {
 					t.Errorf("write: %v", err)
 					return
 				}
+				// SQLite's lock is unfair: of writers that never pause one can
+				// wait for longer than its patience.
+				time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond)
 			}
 		})
 	}

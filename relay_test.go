@@ -68,7 +68,7 @@ func inBubble(t *testing.T, f func(b *bus)) {
 		t.Cleanup(nc.Close)
 		b.admin, err = jetstream.New(nc)
 		b.must(err)
-		_, err = b.admin.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}})
+		_, err = b.admin.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}, AllowBatchPublish: true})
 		b.must(err)
 		b.letters, err = dlq.New(b.js, dlq.Config{Logger: slog.New(slog.DiscardHandler)})
 		b.must(err)

@@ -45,7 +45,13 @@ type several struct {
 // patience bounds waits whose length says nothing.
 const patience = time.Minute
 
+// newSeveral makes the stream as relay run does, with fast batches.
 func newSeveral(t *testing.T, url string, lease time.Duration) *several {
+	t.Helper()
+	return newSeveralOn(t, url, lease, jetstream.StreamConfig{AllowBatchPublish: true})
+}
+
+func newSeveralOn(t *testing.T, url string, lease time.Duration, stream jetstream.StreamConfig) *several {
 	t.Helper()
 	ctx := t.Context()
 	srv := embedded.RunTest(t, func(c *embedded.Config) { c.Listen = "127.0.0.1:0" })
@@ -59,7 +65,8 @@ func newSeveral(t *testing.T, url string, lease time.Duration) *several {
 	s.must(err)
 	s.js, err = jetstream.New(s.nc)
 	s.must(err)
-	_, err = s.js.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}})
+	stream.Name, stream.Subjects = "EVENTS", []string{"events.>"}
+	_, err = s.js.CreateStream(ctx, stream)
 	s.must(err)
 	// Every PubAck goes to an inbox of the relay that waits for it.
 	_, err = s.nc.Subscribe("_INBOX.>", func(m *nats.Msg) {

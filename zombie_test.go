@@ -19,6 +19,10 @@ import (
 	"github.com/seed-5e04d8fb/jetbox/internal/pgtest"
 )
 
+// oneByOne is a stream whose messages are acknowledged each: what a gate holds back
+// can then be told message by message.
+var oneByOne = jetstream.StreamConfig{}
+
 // startBehind starts a relay whose broker is behind the gate.
 func (s *several) startBehind(g *gate) *exec.Cmd {
 	s.t.Helper()
@@ -35,7 +39,7 @@ func (s *several) startBehind(g *gate) *exec.Cmd {
 // send the next row of a key.
 func TestPausedRelayWakesUpAndChangesNothing(t *testing.T) {
 	t.Parallel()
-	s := newSeveral(t, pgtest.URL(t), time.Second)
+	s := newSeveralOn(t, pgtest.URL(t), time.Second, oneByOne)
 	s.child.Backoff = time.Minute // a row that was refused stays as it is
 	_, err := s.js.CreateStream(t.Context(), jetstream.StreamConfig{
 		Name: "FULL", Subjects: []string{"full"}, MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, DiscardNewPerSubject: true,
@@ -99,7 +103,7 @@ func TestPausedRelayWakesUpAndChangesNothing(t *testing.T) {
 // arrive before the relay is killed.
 func TestRowsOfARelayKilledBeforeItRecordsAreNotRepeated(t *testing.T) {
 	t.Parallel()
-	s := newSeveral(t, pgtest.URL(t), 500*time.Millisecond)
+	s := newSeveralOn(t, pgtest.URL(t), 500*time.Millisecond, oneByOne)
 	g := newGate(t, s.child.Broker)
 	const rounds, rows = 3, 100
 	for round := range rounds {
