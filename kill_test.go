@@ -39,6 +39,10 @@ type child struct {
 	Backoff time.Duration // default 100ms
 }
 
+// childBatch is how many rows a relay process claims at once. When it is killed it
+// has twice as many in hand: on the wire, and not recorded yet.
+const childBatch = 500
+
 func TestMain(m *testing.M) {
 	if args := os.Getenv(envRelay); args != "" {
 		var c child
@@ -91,7 +95,7 @@ func (c child) run() error {
 	if err != nil {
 		return err
 	}
-	r, err := relay.New(store, js, relay.Config{Lease: c.Lease, MaxAttempts: 2, Backoff: cmp.Or(c.Backoff, 100*time.Millisecond)})
+	r, err := relay.New(store, js, relay.Config{Batch: childBatch, Lease: c.Lease, MaxAttempts: 2, Backoff: cmp.Or(c.Backoff, 100*time.Millisecond)})
 	if err != nil {
 		return err
 	}
