@@ -3,6 +3,8 @@ package dedup
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -26,7 +28,7 @@ type entryKey struct{ consumer, key string }
 // entry is a key whose apply runs or has succeeded.
 type entry struct {
 	ended chan struct{} // closed when its fate is known
-	ok    bool          // set before ended is closed
+	ok    bool          // set under the lock, before ended is closed
 }
 
 type expiring struct {
@@ -52,14 +54,80 @@ func NewMemory(retention time.Duration) (*Memory, error) {
 // runs, it waits for that one's fate or for ctx. The second argument of apply
 // means nothing: there is no transaction.
 func (m *Memory) Do(ctx context.Context, consumer, key string, apply func(ctx context.Context, tx struct{}) error) (seen bool, err error) {
-	k := entryKey{consumer, key}
+	all, err := m.DoAll(ctx, consumer, []string{key}, func(ctx context.Context, tx struct{}, _ []int) error {
+		return apply(ctx, tx)
+	})
+	return err == nil && all[0], err
+}
+
+// DoAll runs apply once for the keys that have no entry yet. fresh are the
+// indexes in keys of those, ascending; of equal keys in one call only the first
+// is fresh. apply does not run when there are none. seen[i] reports that keys[i]
+// had an entry, or is a repeat within the call.
+func (m *Memory) DoAll(ctx context.Context, consumer string, keys []string, apply func(ctx context.Context, tx struct{}, fresh []int) error) (seen []bool, err error) {
+	order := make([]int, len(keys))
+	for i := range keys {
+		order[i] = i
+	}
+	// In the order of the keys, so that two calls cannot wait for each other.
+	slices.SortStableFunc(order, func(i, j int) int { return strings.Compare(keys[i], keys[j]) })
+	seen = make([]bool, len(keys))
+	c := &claims{m: m}
+	defer c.settle() // also when apply panics or ends its goroutine
+	var fresh []int
+	for n, i := range order {
+		if n > 0 && keys[order[n-1]] == keys[i] {
+			seen[i] = true
+			continue
+		}
+		if seen[i], err = c.take(ctx, entryKey{consumer, keys[i]}); err != nil {
+			return nil, err
+		}
+		if !seen[i] {
+			fresh = append(fresh, i)
+		}
+	}
+	if len(fresh) == 0 {
+		return seen, nil
+	}
+	slices.Sort(fresh)
+	if err := apply(ctx, struct{}{}, fresh); err != nil {
+		return nil, err
+	}
+	c.succeeded = true
+	return seen, nil
+}
+
+// Seen reports whether there is an entry of an apply that succeeded.
+func (m *Memory) Seen(ctx context.Context, consumer, key string) (seen bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.expire(time.Now())
+	e, ok := m.entries[entryKey{consumer, key}]
+	return ok && e.ok, nil
+}
+
+// claims are the entries one call has made and must settle.
+type claims struct {
+	m         *Memory
+	keys      []entryKey
+	entries   []*entry
+	succeeded bool
+}
+
+// take makes an entry for k, or waits for the fate of the one that is there.
+func (c *claims) take(ctx context.Context, k entryKey) (seen bool, err error) {
 	for {
 		if err := ctx.Err(); err != nil {
 			return false, err
 		}
-		e, mine := m.claim(k)
+		e, mine := c.m.claim(k)
 		if mine {
-			return false, m.apply(ctx, k, e, apply)
+			c.keys, c.entries = append(c.keys, k), append(c.entries, e)
+			return false, nil
 		}
 		select {
 		case <-e.ended:
@@ -70,6 +138,21 @@ func (m *Memory) Do(ctx context.Context, consumer, key string, apply func(ctx co
 			return true, nil
 		}
 		// The other one failed and is gone: try to be the one.
+	}
+}
+
+func (c *claims) settle() {
+	m := c.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	at := time.Now().Add(m.retention)
+	for i, e := range c.entries {
+		if e.ok = c.succeeded; e.ok {
+			m.expiry = append(m.expiry, expiring{c.keys[i], at})
+		} else {
+			delete(m.entries, c.keys[i])
+		}
+		close(e.ended)
 	}
 }
 
@@ -84,24 +167,6 @@ func (m *Memory) claim(k entryKey) (e *entry, mine bool) {
 	e = &entry{ended: make(chan struct{})}
 	m.entries[k] = e
 	return e, true
-}
-
-// apply settles e also when apply panics or ends its goroutine.
-func (m *Memory) apply(ctx context.Context, k entryKey, e *entry, apply func(context.Context, struct{}) error) (err error) {
-	returned := false
-	defer func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if e.ok = returned && err == nil; e.ok {
-			m.expiry = append(m.expiry, expiring{k, time.Now().Add(m.retention)})
-		} else {
-			delete(m.entries, k)
-		}
-		close(e.ended)
-	}()
-	err = apply(ctx, struct{}{})
-	returned = true
-	return err
 }
 
 // expire forgets what is old enough. All entries live equally long, so the

@@ -1,7 +1,7 @@
 // Package deduptest is the conformance suite of ledgers: every promise package
 // dedup makes for all of them, as a test.
 //
-// It uses nothing but the ledger's method and the two functions of a [Fixture],
+// It uses nothing but the ledger's methods and the functions of a [Fixture],
 // needs no clock and no particular database, and runs its subtests in parallel.
 package deduptest
 
@@ -20,6 +20,12 @@ import (
 // Ledger is what is tested; see package consumer.
 type Ledger[Tx any] interface {
 	Do(ctx context.Context, consumer, key string, apply func(ctx context.Context, tx Tx) error) (seen bool, err error)
+	Seen(ctx context.Context, consumer, key string) (seen bool, err error)
+}
+
+// Batcher is a ledger that takes several keys in one transaction.
+type Batcher[Tx any] interface {
+	DoAll(ctx context.Context, consumer string, keys []string, apply func(ctx context.Context, tx Tx, fresh []int) error) (seen []bool, err error)
 }
 
 // Fixture is one empty ledger and a place for effects.
@@ -34,6 +40,26 @@ type Fixture[Tx any] struct {
 
 	// Transactional says that a failed apply takes its effects back.
 	Transactional bool
+
+	// Single says that the ledger is no [Batcher].
+	Single bool
+
+	// Pruning is for a ledger that is pruned. Nil where entries expire by
+	// themselves.
+	Pruning *Pruning
+}
+
+// Pruning is how the suite makes a ledger forget.
+type Pruning struct {
+	// Age makes all entries older by d.
+	Age func(ctx context.Context, d time.Duration) error
+
+	// Prune is the ledger's own. Its retention is Retention.
+	Prune     func(ctx context.Context) (removed int64, err error)
+	Retention time.Duration
+
+	// Keep is what the ledger's KeepFunc calls. The suite sets it.
+	Keep func(consumer string) (time.Time, error)
 }
 
 // deadline is for calls that must not wait for ever. Nothing takes that long.
@@ -61,6 +87,15 @@ func Run[Tx any](t *testing.T, newFixture func(t *testing.T) Fixture[Tx]) {
 		{"context canceled in apply leaves no entry", (*suite[Tx]).canceledInside},
 		{"waiting ends with the context", (*suite[Tx]).waitCanceled},
 		{"keys and consumers of any text", (*suite[Tx]).anyText},
+		{"seen tells of what succeeded only", (*suite[Tx]).seen},
+		{"batch applies what is fresh", (*suite[Tx]).batch},
+		{"failed batch leaves nothing", (*suite[Tx]).batchFails},
+		{"batches with the same keys in another order end", (*suite[Tx]).batchesCross},
+		{"batch and single calls share their entries", (*suite[Tx]).batchAndSingles},
+		{"batch of hundreds", (*suite[Tx]).batchLarge},
+		{"old entries are pruned and young ones stay", (*suite[Tx]).prune},
+		{"what may still be delivered is kept", (*suite[Tx]).pruneKeeps},
+		{"handlers go on while entries are pruned", (*suite[Tx]).pruneWhileHandling},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -84,10 +84,23 @@ func TestLedgerKeepsThePromisesOfALedger(t *testing.T) {
 				db := openDB(t, filepath.Join(t.TempDir(), "app.db"), tt.params)
 				db.SetMaxOpenConns(tt.conns)
 				createEffects(t, db)
+				p := &deduptest.Pruning{Retention: time.Hour}
+				l := newLedger(t, db, sqlite.Config{Retention: p.Retention, KeepFunc: func(_ context.Context, consumer string) (time.Time, error) {
+					if p.Keep == nil {
+						return time.Time{}, nil
+					}
+					return p.Keep(consumer)
+				}})
+				p.Prune = l.Prune
+				p.Age = func(ctx context.Context, d time.Duration) error {
+					_, err := db.ExecContext(ctx, `UPDATE jetbox_ledger SET handled_at = handled_at - ?`, d.Milliseconds())
+					return err
+				}
 				return deduptest.Fixture[*sql.Tx]{
-					Ledger:        newLedger(t, db, sqlite.Config{}),
+					Ledger:        l,
 					Effect:        insertEffect,
 					Transactional: true,
+					Pruning:       p,
 					Count: func(ctx context.Context, name string) (n int, err error) {
 						err = db.QueryRowContext(ctx, `SELECT count(*) FROM effects WHERE name = ?`, name).Scan(&n)
 						return n, err

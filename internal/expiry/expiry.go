@@ -1,0 +1,165 @@
+// Package expiry removes what a ledger need not remember any longer, in small
+// steps that leave the database to its users most of the time.
+//
+// It promises that nothing is removed for a consumer whose KeepFunc failed, and
+// that at most a tenth of the time goes into removing. It starts no goroutine:
+// Run is the caller's.
+package expiry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// Step is how many entries are removed at once: a few milliseconds' work.
+	Step = 500
+
+	// passingEvery is how many calls of Passing remove one step. Fewer entries
+	// are added meanwhile.
+	passingEvery = 256
+
+	// share of the time that goes into removing: one part in so many.
+	share = 10
+
+	minRest     = 10 * time.Millisecond
+	longestRest = time.Minute
+
+	// skew is how far the clocks of broker and ledger may be apart.
+	skew = time.Minute
+
+	// keepTimeout bounds one question to KeepFunc.
+	keepTimeout = 10 * time.Second
+)
+
+// Sweeper removes old entries. It is safe for concurrent use.
+type Sweeper struct {
+	Retention time.Duration
+
+	// Consumers returns those with entries. Remove removes up to limit entries
+	// of one that are older than the retention and, unless before is zero, were
+	// made before that.
+	Consumers func(ctx context.Context) ([]string, error)
+	Remove    func(ctx context.Context, consumer string, before time.Time, limit int) (removed int, err error)
+
+	// KeepFunc returns from when on a consumer's entries are needed, whatever
+	// the retention; zero for none. Optional. It is asked by Run and Prune.
+	KeepFunc func(ctx context.Context, consumer string) (time.Time, error)
+
+	Logger *slog.Logger
+
+	calls   atomic.Int64
+	running atomic.Int64
+}
+
+// Passing is called after every entry made and now and then removes a step,
+// as long as nobody else does. KeepFunc may take long, so with one it does
+// nothing. What fails is tried again in the next round.
+func (s *Sweeper) Passing(ctx context.Context, entries int) {
+	n := s.calls.Add(int64(entries))
+	if s.KeepFunc != nil || s.running.Load() > 0 || n/passingEvery == (n-int64(entries))/passingEvery {
+		return
+	}
+	consumers, err := s.Consumers(ctx)
+	if err != nil {
+		return
+	}
+	for left := Step; left > 0 && len(consumers) > 0; consumers = consumers[1:] {
+		n, err := s.Remove(ctx, consumers[0], time.Time{}, left)
+		if err != nil {
+			return
+		}
+		left -= n
+	}
+}
+
+// Run removes what is old enough until ctx is canceled, and returns nil. It logs
+// when it begins to fail and when it no longer does.
+func (s *Sweeper) Run(ctx context.Context) error {
+	s.running.Add(1)
+	defer s.running.Add(-1)
+	failing := false
+	for {
+		removed, err := s.Prune(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil && !failing:
+			s.Logger.LogAttrs(ctx, slog.LevelWarn, "ledger not pruned, entries are kept until it can be", slog.Any("err", err))
+		case err == nil && failing:
+			s.Logger.LogAttrs(ctx, slog.LevelInfo, "ledger is pruned again", slog.Int64("removed", removed))
+		}
+		failing = err != nil
+		if !rest(ctx, max(time.Second, min(longestRest, s.Retention/share))) {
+			return nil
+		}
+	}
+}
+
+// Prune removes everything that is old enough and returns how much it was. What
+// cannot be decided for one consumer does not keep the others' entries.
+func (s *Sweeper) Prune(ctx context.Context) (removed int64, err error) {
+	consumers, err := s.Consumers(ctx)
+	if err != nil {
+		return 0, err
+	}
+	var failed []error
+	for _, c := range consumers {
+		n, err := s.pruneOne(ctx, c)
+		removed += n
+		if err != nil {
+			failed = append(failed, fmt.Errorf("of %s: %w", c, err))
+		}
+	}
+	return removed, errors.Join(failed...)
+}
+
+func (s *Sweeper) pruneOne(ctx context.Context, consumer string) (removed int64, err error) {
+	before, err := s.before(ctx, consumer)
+	if err != nil {
+		return 0, err
+	}
+	for {
+		began := time.Now()
+		n, err := s.Remove(ctx, consumer, before, Step)
+		removed += int64(n)
+		if err != nil || n < Step {
+			return removed, err
+		}
+		if !rest(ctx, max(minRest, (share-1)*time.Since(began))) {
+			return removed, ctx.Err()
+		}
+	}
+}
+
+func (s *Sweeper) before(ctx context.Context, consumer string) (time.Time, error) {
+	if s.KeepFunc == nil {
+		return time.Time{}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, keepTimeout)
+	defer cancel()
+	oldest, err := s.KeepFunc(ctx, consumer)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("what may still be delivered: %w", err)
+	}
+	if oldest.IsZero() {
+		return time.Time{}, nil
+	}
+	return oldest.Add(-skew), nil
+}
+
+// rest waits and reports whether ctx is still alive.
+func rest(ctx context.Context, d time.Duration) (alive bool) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
