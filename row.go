@@ -57,8 +57,9 @@ type Ask struct {
 // Position is where a stream stood at some moment.
 type Position struct {
 	Stream  string    `json:"stream"`
-	Created time.Time `json:"created"` // tells a stream from an older one of its name
-	Seq     uint64    `json:"seq"`     // its last
+	Created time.Time `json:"created"`     // tells a stream from an older one of its name
+	Seq     uint64    `json:"seq"`         // its last
+	At      time.Time `json:"at,omitzero"` // when that was, by the broker's clock
 }
 
 // Earlier is a claim whose rows may have been sent.
@@ -84,6 +85,11 @@ type Outcome struct {
 	// when that is not known exactly.
 	Stream    string
 	StreamSeq uint64
+
+	// MsgID and Created, the message's ID and the time of the stream's creation, are
+	// set where a Published row may be remembered as the stream's [Anchor].
+	MsgID   string
+	Created time.Time
 
 	// Remove says that a Published row leaves the table with this record.
 	Remove Removal

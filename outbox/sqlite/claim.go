@@ -34,6 +34,9 @@ func (s *Store) Claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]je
 	if err := s.sweep(ctx, l); err != nil {
 		return nil, fmt.Errorf("claim rows of outbox %q: %w", s.table, err)
 	}
+	if recalling, err := s.recalling(ctx); err != nil || recalling {
+		return nil, err
+	}
 	hand, err := jsonIDs(append([]int64{}, ask.InHand...))
 	if err != nil {
 		return nil, err

@@ -93,6 +93,9 @@ func (s *Store) record(ctx context.Context, tx *sql.Tx, outcomes []jetbox.Outcom
 	if err := s.recordPublished(bg, tx, outcomes, now); err != nil {
 		return err
 	}
+	if err := s.recordAnchors(bg, tx, outcomes, now); err != nil {
+		return err
+	}
 	for _, o := range outcomes {
 		var err error
 		switch o.State {

@@ -16,7 +16,7 @@ import (
 const DefaultTable = "outbox"
 
 // schemaVersion is what migrate brings the tables to.
-const schemaVersion = 2
+const schemaVersion = 3
 
 // Columns of the outbox that say something about the event or its fate, in the
 // order they are listed everywhere: outbox, its dead letters and its archive
@@ -153,6 +153,20 @@ SELECT o.id, o.event_id, o.subject,
 	) THEN 'PROCESSING' ELSE o.status END AS status,
 	o.attempts, o.last_error, o.available_at
 FROM "{t}" o;
+`, `
+-- What is known of each stream: its creation, and the last message that it
+-- acknowledged. A stream that has not got it has lost it.
+CREATE TABLE "{t}_stream" (
+	stream TEXT PRIMARY KEY,
+	created TEXT NOT NULL,
+	seq INTEGER NOT NULL,
+	msg_id TEXT NOT NULL,
+	pos INTEGER NOT NULL,
+	at INTEGER NOT NULL,
+	since INTEGER, -- rows recorded by then were published to older streams of the name
+	older INTEGER NOT NULL DEFAULT 0, -- such rows may be retained
+	recall TEXT -- of rows that are to be published again, as JSON
+);
 `}
 
 const sharedColumns = `event_id TEXT NOT NULL, idempotency_key TEXT, subject TEXT NOT NULL, event_type TEXT,
