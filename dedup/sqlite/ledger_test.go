@@ -197,6 +197,7 @@ func TestBadConfigIsRefusedByName(t *testing.T) {
 		{sqlite.Config{Table: `x"; DROP TABLE y; --`}, "Table"},
 		{sqlite.Config{Table: "1st"}, "Table"},
 		{sqlite.Config{Retention: -time.Hour}, "Retention"},
+		{sqlite.Config{MaxHold: -1}, "MaxHold"},
 	} {
 		if _, err := sqlite.New(t.Context(), db, tt.cfg); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("New(%+v): %v, want an error naming %s", tt.cfg, err, tt.want)
