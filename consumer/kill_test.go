@@ -4,32 +4,56 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/consumer"
+	"github.com/seed-5e04d8fb/jetbox/dedup/postgres"
 	"github.com/seed-5e04d8fb/jetbox/dedup/sqlite"
 	"github.com/seed-5e04d8fb/jetbox/embedded"
+	"github.com/seed-5e04d8fb/jetbox/internal/pgtest"
 )
 
-// The test binary runs itself as a consumer that kills itself without warning.
+// kills is how often a consumer is killed at each point on each database:
+//
+//	go test ./consumer -run TestKilledConsumer -kill.n=50
+var kills = flag.Int("kill.n", 3, "how often a consumer is killed at each point on each database")
+
+// The test binary runs itself as a consumer that kills or stops itself without
+// warning.
 const (
 	envPoint  = "JETBOX_KILL_POINT"
+	envMarks  = "JETBOX_KILL_MARKS"
 	envURL    = "JETBOX_KILL_URL"
 	envDB     = "JETBOX_KILL_DB"
 	envStream = "JETBOX_KILL_STREAM"
 
-	killDSN = "?_pragma=journal_mode(wal)&_pragma=busy_timeout(5000)"
+	killAckWait = 300 * time.Millisecond
+)
+
+const (
+	afterEntry  = "after the entry"
+	afterEffect = "after the effect"
+	afterCommit = "after the commit"
+	afterAck    = "after the ack"
+	// stopAfterEffect stops the process where afterEffect kills it.
+	stopAfterEffect = "stop after the effect"
 )
 
 func TestMain(m *testing.M) {
@@ -40,20 +64,12 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(pgtest.Main(m))
 }
 
-// killChild consumes until its standard input ends, and dies at the point on
-// the first delivery of every message.
+// killChild consumes until its standard input ends, and dies at the point, once
+// for every event.
 func killChild() error {
-	die := func(point string, d *consumer.Delivery) {
-		if point == os.Getenv(envPoint) && d.NumDelivered == 1 {
-			if p, err := os.FindProcess(os.Getpid()); err == nil {
-				_ = p.Kill()
-			}
-			select {}
-		}
-	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() {
@@ -69,33 +85,25 @@ func killChild() error {
 	if err != nil {
 		return err
 	}
-	db, err := sql.Open("sqlite", "file:"+os.Getenv(envDB)+killDSN)
+	once, closeDB, err := killHandler(ctx, os.Getenv(envDB))
 	if err != nil {
 		return err
 	}
-	defer db.Close()
-	ledger, err := sqlite.New(ctx, db, sqlite.Config{})
-	if err != nil {
-		return err
-	}
-	once := consumer.Once(ledger, func(ctx context.Context, tx *sql.Tx, d *consumer.Delivery) error {
-		die("after the entry", d)
-		if _, err := tx.ExecContext(ctx, `INSERT INTO effects (key) VALUES (?)`, d.Key); err != nil {
-			return err
-		}
-		die("after the effect", d)
-		return nil
-	})
+	defer closeDB()
 	c, err := consumer.New(js, func(ctx context.Context, d *consumer.Delivery) error {
 		if err := once(ctx, d); err != nil {
 			return err
 		}
-		die("after the commit", d)
+		die(afterCommit, d)
 		return nil
 	}, consumer.Config{
-		Stream: os.Getenv(envStream), Durable: durable, AckWait: 300 * time.Millisecond,
-		Logger:      slog.New(slog.DiscardHandler),
-		HandledFunc: func(d *consumer.Delivery, _ consumer.Verdict, _ time.Duration) { die("after the ack", d) },
+		Stream: os.Getenv(envStream), Durable: durable, AckWait: killAckWait, MaxDeliver: 1000,
+		Logger: slog.New(slog.DiscardHandler),
+		HandledFunc: func(d *consumer.Delivery, _ consumer.Verdict, _ time.Duration) {
+			if err := nc.Flush(); err == nil { // so that the ack is out
+				die(afterAck, d)
+			}
+		},
 	})
 	if err != nil {
 		return err
@@ -103,10 +111,87 @@ func killChild() error {
 	return c.Run(ctx)
 }
 
+// die ends this process without warning if it has come to its point for the
+// first time with this event.
+func die(point string, d *consumer.Delivery) {
+	mine := os.Getenv(envPoint)
+	if point != strings.TrimPrefix(mine, "stop ") {
+		return
+	}
+	f, err := os.OpenFile(filepath.Join(os.Getenv(envMarks), d.Key), os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return // another process has died here
+	}
+	_ = f.Close()
+	if mine == stopAfterEffect {
+		stopSelf()
+		return
+	}
+	if p, err := os.FindProcess(os.Getpid()); err == nil {
+		_ = p.Kill()
+	}
+	select {}
+}
+
+// killHandler writes an effect in the transaction of the ledger. On PostgreSQL
+// it does so by pgx.
+func killHandler(ctx context.Context, dbURL string) (consumer.Handler, func(), error) {
+	if !strings.HasPrefix(dbURL, "postgres") {
+		db, err := sql.Open("sqlite", dbURL)
+		if err != nil {
+			return nil, nil, err
+		}
+		ledger, err := sqlite.New(ctx, db, sqlite.Config{})
+		return consumer.Once(ledger, func(ctx context.Context, tx *sql.Tx, d *consumer.Delivery) error {
+			die(afterEntry, d)
+			_, err := tx.ExecContext(ctx, `INSERT INTO effects (key) VALUES (?)`, d.Key)
+			die(afterEffect, d)
+			return err
+		}), func() { db.Close() }, err
+	}
+	pool, err := pgxpool.New(ctx, dbURL)
+	if err != nil {
+		return nil, nil, err
+	}
+	ledger, err := postgres.NewPgx(pool, postgres.Config{})
+	return consumer.Once(ledger, func(ctx context.Context, tx pgx.Tx, d *consumer.Delivery) error {
+		die(afterEntry, d)
+		_, err := tx.Exec(ctx, `INSERT INTO effects (key) VALUES ($1)`, d.Key)
+		die(afterEffect, d)
+		return err
+	}), pool.Close, err
+}
+
 // BR-62: a process killed anywhere around commit and ack leaves exactly one
 // effect and one ledger entry of each event, never none and never two.
 func TestKilledConsumerLeavesOneEffectOfEachEvent(t *testing.T) {
 	t.Parallel() // its server starts when the bubbles of this package are over
+	onEachDatabase(t, func(t *testing.T, b *killBroker, db *sql.DB, dbURL string) {
+		for _, point := range []string{afterEntry, afterEffect, afterCommit, afterAck} {
+			t.Run(point, func(t *testing.T) {
+				w := b.world(t, db, dbURL, *kills)
+				deaths := 0
+				for !w.run(t, point) {
+					deaths++
+				}
+				if deaths != *kills {
+					t.Errorf("killed %d times, want %d", deaths, *kills)
+				}
+				w.wantOneEffectEach(t)
+			})
+		}
+	})
+}
+
+type killBroker struct {
+	js      jetstream.JetStream
+	url     string
+	streams chan int
+}
+
+// onEachDatabase runs f with an SQLite file and a PostgreSQL database.
+func onEachDatabase(t *testing.T, f func(t *testing.T, b *killBroker, db *sql.DB, dbURL string)) {
+	t.Helper()
 	srv := embedded.RunTest(t, func(c *embedded.Config) { c.Listen = "127.0.0.1:0" })
 	nc, err := srv.Connect()
 	if err != nil {
@@ -117,66 +202,98 @@ func TestKilledConsumerLeavesOneEffectOfEachEvent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Run("points", func(t *testing.T) {
-		for i, point := range []string{"after the entry", "after the effect", "after the commit", "after the ack"} {
-			t.Run(point, func(t *testing.T) {
-				t.Parallel()
-				killAt(t, js, srv.ClientURL(), fmt.Sprintf("KILL%d", i), point)
-			})
-		}
+	b := &killBroker{js: js, url: srv.ClientURL(), streams: make(chan int, 1)}
+	b.streams <- 1
+	t.Run("databases", func(t *testing.T) {
+		t.Run("sqlite", func(t *testing.T) {
+			t.Parallel()
+			u := url.URL{
+				Scheme: "file", Opaque: filepath.ToSlash(filepath.Join(t.TempDir(), "app.db")),
+				RawQuery: "_pragma=journal_mode(wal)&_pragma=busy_timeout(5000)",
+			}
+			f(t, b, openEffects(t, "sqlite", u.String()), u.String())
+		})
+		t.Run("postgres", func(t *testing.T) {
+			t.Parallel()
+			u := pgtest.URL(t)
+			db := openEffects(t, "pgx", u)
+			ledger, err := postgres.New(db, postgres.Config{})
+			if err == nil {
+				err = ledger.Migrate(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			f(t, b, db, u)
+		})
 	})
 }
 
-func killAt(t *testing.T, js jetstream.JetStream, url, stream, point string) {
+func openEffects(t *testing.T, driver, dsn string) *sql.DB {
 	t.Helper()
-	const kills = 5
-	file := filepath.Join(t.TempDir(), "app.db")
-	db, err := sql.Open("sqlite", "file:"+file+killDSN)
+	db, err := sql.Open(driver, dsn)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer db.Close()
+	t.Cleanup(func() { db.Close() })
 	if _, err := db.Exec(`CREATE TABLE effects (key TEXT NOT NULL)`); err != nil {
 		t.Fatal(err)
 	}
-	subject := "kill." + stream
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: stream, Subjects: []string{subject}}); err != nil {
+	return db
+}
+
+// killWorld is a stream with some events and the database of their effects.
+type killWorld struct {
+	*killBroker
+	db     *sql.DB
+	stream string
+	events int
+	env    []string
+}
+
+func (b *killBroker) world(t *testing.T, db *sql.DB, dbURL string, events int) *killWorld {
+	t.Helper()
+	n := <-b.streams
+	b.streams <- n + 1
+	w := &killWorld{killBroker: b, db: db, stream: fmt.Sprint("KILL", n), events: events}
+	w.env = append(os.Environ(), envMarks+"="+t.TempDir(), envURL+"="+b.url, envDB+"="+dbURL, envStream+"="+w.stream)
+	subject := "kill." + w.stream
+	if _, err := b.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: w.stream, Subjects: []string{subject}}); err != nil {
 		t.Fatal(err)
 	}
-	for i := range kills {
-		ev := jetbox.Event{Key: fmt.Sprint("k", i), Subject: subject}.WithDefaults(time.Now())
-		if _, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: subject, Header: ev.Header("test")}); err != nil {
+	for i := range events {
+		ev := jetbox.Event{Key: fmt.Sprint(w.stream, "-", i), Subject: subject}.WithDefaults(time.Now())
+		if _, err := b.js.PublishMsg(t.Context(), &nats.Msg{Subject: subject, Header: ev.Header("test")}); err != nil {
 			t.Fatal(err)
 		}
 	}
+	return w
+}
 
-	env := append(os.Environ(), envPoint+"="+point, envURL+"="+url, envDB+"="+file, envStream+"="+stream)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	deaths := 0
-	for !runChild(ctx, t, js, stream, env) {
-		deaths++
-	}
-	// After an ack the next message may be on its way to the dying process; it
-	// comes back as a second delivery, on which nobody dies.
-	if deaths > kills || deaths < kills && point != "after the ack" || deaths == 0 {
-		t.Errorf("killed %d times, want %d", deaths, kills)
-	}
+func (w *killWorld) wantOneEffectEach(t *testing.T) {
+	t.Helper()
 	var effects, different, entries int
-	if err := db.QueryRow(`SELECT count(*), count(DISTINCT key), (SELECT count(*) FROM jetbox_ledger) FROM effects`).
-		Scan(&effects, &different, &entries); err != nil {
+	err := w.db.QueryRow(`SELECT count(*), count(DISTINCT key), (SELECT count(*) FROM jetbox_ledger WHERE consumer = $1)
+		FROM effects WHERE key LIKE $2`, w.stream+"/"+durable, w.stream+"-%").Scan(&effects, &different, &entries)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if effects != kills || different != kills || entries != kills {
-		t.Errorf("effects = %d of %d events with %d ledger entries, want %d of each", effects, different, entries, kills)
+	if effects != w.events || different != w.events || entries != w.events {
+		t.Errorf("effects = %d of %d events with %d ledger entries, want %d of each", effects, different, entries, w.events)
 	}
 }
 
-// runChild runs one process until it dies or everything is settled.
-func runChild(ctx context.Context, t *testing.T, js jetstream.JetStream, stream string, env []string) (settled bool) {
+// child is a consumer in a process of its own.
+type child struct {
+	cmd    *exec.Cmd
+	stdin  io.Closer
+	exited chan error
+}
+
+func (w *killWorld) start(t *testing.T, point string) *child {
 	t.Helper()
-	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^$")
-	cmd.Env = env
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^$")
+	cmd.Env = append(w.env, envPoint+"="+point)
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -185,37 +302,63 @@ func runChild(ctx context.Context, t *testing.T, js jetstream.JetStream, stream 
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }()
-	tick := time.NewTicker(20 * time.Millisecond)
+	c := &child{cmd: cmd, stdin: stdin, exited: make(chan error, 1)}
+	go func() { c.exited <- cmd.Wait() }()
+	return c
+}
+
+// settled reports whether every event was delivered and acknowledged.
+func (w *killWorld) settled(t *testing.T) (all bool) {
+	t.Helper()
+	c, err := w.js.Consumer(t.Context(), w.stream, durable)
+	if err != nil {
+		return false // not created yet
+	}
+	i := c.CachedInfo()
+	return i.NumPending == 0 && i.NumAckPending == 0 && i.Delivered.Stream == uint64(w.events)
+}
+
+// run runs one process until it dies or everything is settled.
+func (w *killWorld) run(t *testing.T, point string) (settled bool) {
+	t.Helper()
+	c := w.start(t, point)
+	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
+	deadline := time.Now().Add(time.Minute)
 	for {
 		select {
-		case err := <-exited:
+		case err := <-c.exited:
 			var exit *exec.ExitError
-			if ctx.Err() != nil || !errors.As(err, &exit) || exit.Exited() {
-				t.Fatalf("child ended with %v (context: %v), want it killed", err, ctx.Err())
+			if !errors.As(err, &exit) || exit.Exited() {
+				t.Fatalf("child ended with %v, want it killed", err)
 			}
 			return false
 		case <-tick.C:
 		}
-		c, err := js.Consumer(ctx, stream, durable)
-		if err != nil {
-			continue // not created yet
+		if time.Now().After(deadline) {
+			t.Fatal("the child neither dies nor settles everything")
 		}
-		if i := c.CachedInfo(); i.NumPending == 0 && i.NumAckPending == 0 && i.Delivered.Stream > 0 {
-			if err := stdin.Close(); err != nil {
-				t.Fatal(err)
-			}
-			if err := <-exited; err != nil {
-				// It may have died on its way: then all of it has settled.
-				var exit *exec.ExitError
-				if !errors.As(err, &exit) || exit.Exited() {
-					t.Fatalf("child: %v", err)
-				}
-				return false
-			}
-			return true
+		if w.settled(t) {
+			return c.end(t)
 		}
 	}
+}
+
+// end lets the process stop by itself. It reports false when it was killed on its
+// way.
+func (c *child) end(t *testing.T) (stopped bool) {
+	t.Helper()
+	if err := c.stdin.Close(); err != nil {
+		t.Fatal(err)
+	}
+	err := <-c.exited
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return true
+	case errors.As(err, &exit) && !exit.Exited():
+		return false
+	}
+	t.Fatalf("child: %v", err)
+	return false
 }

@@ -1,0 +1,5 @@
+//go:build !unix
+
+package consumer_test
+
+func stopSelf() {}
