@@ -58,7 +58,12 @@ const (
 
 func TestMain(m *testing.M) {
 	if os.Getenv(envPoint) != "" {
-		if err := killChild(); err != nil {
+		ctx, cancel := context.WithCancel(context.Background())
+		go func() {
+			_, _ = io.Copy(io.Discard, os.Stdin)
+			cancel()
+		}()
+		if err := killChild(ctx); err != nil && ctx.Err() == nil {
 			fmt.Fprintln(os.Stderr, "child:", err)
 			os.Exit(1)
 		}
@@ -69,13 +74,7 @@ func TestMain(m *testing.M) {
 
 // killChild consumes until its standard input ends, and dies at the point, once
 // for every event.
-func killChild() error {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		cancel()
-	}()
+func killChild(ctx context.Context) error {
 	nc, err := nats.Connect(os.Getenv(envURL), nats.MaxReconnects(-1))
 	if err != nil {
 		return err
