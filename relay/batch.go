@@ -26,7 +26,7 @@ func (s *session) prepare(rows []jetbox.Row) (batch []outbound, outcomes []jetbo
 	for _, row := range rows {
 		key := row.Event.OrderingKey()
 		if held[key] {
-			outcomes = append(outcomes, unsent(row))
+			outcomes = append(outcomes, s.unsent(row)...)
 			continue
 		}
 		if row.Fault != nil {
@@ -117,7 +117,7 @@ func (s *session) judge(t *tally, b outbound, res result) {
 		return
 	}
 	if res.err == nil {
-		t.outcomes = append(t.outcomes, unsent(b.row))
+		t.outcomes = append(t.outcomes, s.unsent(b.row)...)
 		return
 	}
 	err := s.explain(b.message, res.err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/seed-5e04d8fb/jetbox"
 )
@@ -19,8 +20,9 @@ const lookAtOnce = 50_000
 // doubt is what is to be looked for on one stream before it is sent again: rows that
 // an earlier claim has covered, too long ago for the broker to drop a second copy.
 type doubt struct {
-	at   position // from where
-	rows []jetbox.Row
+	at    position  // from where; without a time of creation where no claim says it
+	since time.Time // or from when, by the broker's clock
+	rows  []jetbox.Row
 }
 
 // verify settles rows that may be on their streams already, where the broker would
@@ -29,36 +31,43 @@ type doubt struct {
 // found. The error is an outage: nothing is known of the rest.
 func (s *session) verify(rows []jetbox.Row) (send []jetbox.Row, outcomes []jetbox.Outcome, err error) {
 	clear(s.unverified)
-	doubts, err := s.doubts(rows)
-	if err != nil || len(doubts) == 0 {
-		return rows, nil, err
-	}
-	settled := make(map[int64]bool)
-	for _, d := range doubts {
-		found, err := s.lookFor(d)
-		for _, o := range found {
-			settled[o.Pos] = true
+	clear(s.absent)
+	for {
+		doubts, err := s.doubts(rows)
+		if err != nil || len(doubts) == 0 {
+			return rows, outcomes, err
 		}
-		outcomes = append(outcomes, found...)
-		if err != nil {
-			return nil, outcomes, err
+		settled := make(map[int64]bool)
+		for _, d := range doubts {
+			found, err := s.lookFor(d)
+			for _, o := range found {
+				settled[o.Pos] = true
+			}
+			outcomes = append(outcomes, found...)
+			if err != nil {
+				return nil, outcomes, err
+			}
 		}
-	}
-	for _, r := range rows {
-		if !settled[r.Pos] {
-			send = append(send, r)
+		left := make([]jetbox.Row, 0, len(rows)-len(settled))
+		for _, r := range rows {
+			if !settled[r.Pos] {
+				left = append(left, r)
+			}
 		}
+		// A look can take longer than the window is: what was left to the broker may
+		// have to be looked for by now.
+		rows = left
 	}
-	return send, outcomes, nil
 }
 
 // doubts sorts the rows to look for by stream and place. What no claim tells where
 // to look for is sent unverified.
-func (s *session) doubts(rows []jetbox.Row) (doubts map[string]*doubt, err error) {
+func (s *session) doubts(rows []jetbox.Row) (doubts map[doubtKey]*doubt, err error) {
+	infos := make(map[string]*jetstream.StreamInfo)
 	for _, r := range rows {
 		// A row without an earlier claim was refused, or waited; only what was not
 		// refused for itself is in doubt.
-		if r.Fresh || r.Fault != nil || r.Earlier == nil && r.Attempts > 0 {
+		if r.Fresh || r.Fault != nil || r.Earlier == nil && r.Attempts > 0 || s.unverified[r.Pos] || s.absent[r.Pos] {
 			continue
 		}
 		stream, err := s.streams.of(s.ctx, r.Event.Subject)
@@ -68,36 +77,46 @@ func (s *session) doubts(rows []jetbox.Row) (doubts map[string]*doubt, err error
 		if stream == "" {
 			continue
 		}
-		info, err := s.streams.known(s.ctx, stream)
-		if err != nil {
-			return nil, err
-		}
 		if r.Earlier == nil {
 			s.unverified[r.Pos] = true
 			continue
 		}
-		// The batch before may have been on the wire for as long as a lease.
-		if trusted(info, r.Earlier.Age+s.cfg.Lease) {
+		info := infos[stream]
+		if info == nil {
+			if info, err = leaderInfo(s.ctx, s.streams.js, stream); err != nil {
+				return nil, fmt.Errorf("look up stream %s: %w", stream, err)
+			}
+			infos[stream] = info
+		}
+		since := told(r.Earlier.Before)
+		// The batch may be on the wire for as long as a lease.
+		if trusted(info, since, r.Earlier.Age, s.cfg.Lease) {
 			continue
 		}
 		at, known := positionOf(r.Earlier.Before, stream)
-		if !known {
-			s.unverified[r.Pos] = true
-			continue
-		}
 		if doubts == nil {
-			doubts = make(map[string]*doubt)
+			doubts = make(map[doubtKey]*doubt)
 		}
-		key := stream + " " + at.Created.String()
+		key := doubtKey{stream, at.Created.UnixNano(), known}
 		d := doubts[key]
 		if d == nil {
-			d = &doubt{at: position{Stream: stream, Created: at.Created, Seq: at.Seq}}
+			d = &doubt{at: position{Stream: stream, Created: at.Created, Seq: at.Seq}, since: since}
 			doubts[key] = d
 		}
 		d.at.Seq = min(d.at.Seq, at.Seq)
+		if since.Before(d.since) {
+			d.since = since
+		}
 		d.rows = append(d.rows, r)
 	}
 	return doubts, nil
+}
+
+// doubtKey says which rows are looked for together.
+type doubtKey struct {
+	stream  string
+	created int64 // its incarnation
+	known   bool  // a claim says from where
 }
 
 // lookFor looks for rows on their stream and returns the outcomes of those that need
@@ -109,18 +128,31 @@ func (s *session) lookFor(d *doubt) (outcomes []jetbox.Outcome, err error) {
 		wanted[i] = wantedEvent{msgID: h.Get(jetbox.HeaderMsgID), ceID: h.Get(jetbox.HeaderCEID)}
 	}
 	began, read := time.Now(), 0
+	at, same := d.at, true
+	if at.Created.IsZero() {
+		if at, err = placeOf(s.ctx, s.streams.js, at.Stream, d.since); err != nil {
+			return nil, err
+		}
+	}
 	var res lookResult
-	for at := d.at; !res.done; at = res.next {
+	for !res.done {
 		if !s.maySend() {
 			return nil, errors.New("looking for events on the stream was interrupted")
 		}
 		res, err = look(s.ctx, s.streams.js, at, wanted, lookAtOnce)
 		read += res.read
+		at = res.next
 		switch {
 		case errors.Is(err, errRecreated), errors.Is(err, errRolledBack):
-			s.cfg.Logger.LogAttrs(s.ctx, slog.LevelWarn, "events of unknown outcome are sent again without proof that they are not stored",
+			// What the claim says of another stream, or of messages that are lost,
+			// means nothing. But the rows may have been stored since.
+			s.cfg.Logger.LogAttrs(s.ctx, slog.LevelWarn, "events of unknown outcome may have been stored and lost",
 				slog.String("stream", at.Stream), slog.Int("count", len(d.rows)), slog.Any("err", err))
-			res = lookResult{done: true}
+			forget(wanted)
+			same, res.done = false, false
+			if at, err = placeOf(s.ctx, s.streams.js, at.Stream, d.since); err != nil {
+				return nil, err
+			}
 		case err != nil:
 			return nil, err
 		}
@@ -128,7 +160,9 @@ func (s *session) lookFor(d *doubt) (outcomes []jetbox.Outcome, err error) {
 	for i, r := range d.rows {
 		if o, settled := s.looked(r, wanted[i], d.at.Stream); settled {
 			outcomes = append(outcomes, o)
-		} else if !res.absent {
+		} else if res.absent && same {
+			s.absent[r.Pos] = true
+		} else {
 			s.unverified[r.Pos] = true
 		}
 	}
@@ -136,6 +170,13 @@ func (s *session) lookFor(d *doubt) (outcomes []jetbox.Outcome, err error) {
 		slog.String("stream", d.at.Stream), slog.Int("events", len(d.rows)), slog.Int("settled", len(outcomes)),
 		slog.Int("messages", read), slog.Duration("took", time.Since(began)))
 	return outcomes, nil
+}
+
+// forget makes what was found on a stream that is gone unfound.
+func forget(wanted []wantedEvent) {
+	for i, w := range wanted {
+		wanted[i] = wantedEvent{msgID: w.msgID, ceID: w.ceID}
+	}
 }
 
 // looked is the outcome of a row that was looked for, if that settles it.
@@ -157,6 +198,9 @@ func (s *session) looked(r jetbox.Row, w wantedEvent, stream string) (o jetbox.O
 func (s *session) positions(ctx context.Context) []jetbox.Position {
 	// An outage is met by who publishes; a claim is worth having without.
 	if info, err := s.streams.configured(ctx); err == nil {
+		s.at.seen(info)
+	}
+	for _, info := range s.streams.others() {
 		s.at.seen(info)
 	}
 	return s.at.all()

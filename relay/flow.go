@@ -21,11 +21,9 @@ func (s *session) flow(rows []jetbox.Row) error {
 			return err
 		}
 		next, back := split(next, held(rows, outcomes))
-		done = append(outcomes, back...)
+		done = append(outcomes, s.unsent(back...)...)
 		if outage != nil || len(next) == 0 || s.interrupted() {
-			for _, r := range next {
-				done = append(done, unsent(r))
-			}
+			done = append(done, s.unsent(next...)...)
 			if err := s.record(done); err != nil {
 				return err
 			}
@@ -35,9 +33,16 @@ func (s *session) flow(rows []jetbox.Row) error {
 	}
 }
 
-// unsent is the outcome of a row that was claimed and not sent.
-func unsent(row jetbox.Row) jetbox.Outcome {
-	return jetbox.Outcome{Pos: row.Pos, State: jetbox.Pending, Unsent: true}
+// unsent returns the outcomes of rows that were claimed and not sent. A row that an
+// earlier claim covers may have been sent under that one, which must not forget it:
+// it has no outcome, unless it was looked for and is not there.
+func (s *session) unsent(rows ...jetbox.Row) (back []jetbox.Outcome) {
+	for _, r := range rows {
+		if r.Fresh || s.absent[r.Pos] {
+			back = append(back, jetbox.Outcome{Pos: r.Pos, State: jetbox.Pending, Unsent: true})
+		}
+	}
+	return back
 }
 
 // ahead records outcomes and then claims the next rows beside those in hand, in a
@@ -68,12 +73,12 @@ func (s *session) send(rows []jetbox.Row) (outcomes []jetbox.Outcome, outage err
 		if !s.stopped() {
 			s.publishFault(outage)
 		}
-		return append(known, neverSent(rows)...), outage
+		return append(known, s.unsent(rows...)...), outage
 	}
 	batch, outcomes, outage := s.prepare(left)
 	outcomes = append(known, outcomes...)
 	if outage != nil {
-		outcomes = append(outcomes, unsettled(rows, outcomes)...)
+		outcomes = append(outcomes, s.unsent(unsettled(rows, outcomes)...)...)
 	}
 	if len(batch) > 0 {
 		var more []jetbox.Outcome
@@ -86,28 +91,18 @@ func (s *session) send(rows []jetbox.Row) (outcomes []jetbox.Outcome, outage err
 	return outcomes, outage
 }
 
-// neverSent returns the outcome unsent for the rows that cannot have been sent.
-func neverSent(rows []jetbox.Row) (back []jetbox.Outcome) {
-	for _, r := range rows {
-		if r.Fresh {
-			back = append(back, unsent(r))
-		}
-	}
-	return back
-}
-
-// unsettled returns the outcome unsent for the rows that have none.
-func unsettled(rows []jetbox.Row, outcomes []jetbox.Outcome) (back []jetbox.Outcome) {
+// unsettled returns the rows that have no outcome.
+func unsettled(rows []jetbox.Row, outcomes []jetbox.Outcome) (rest []jetbox.Row) {
 	has := make(map[int64]bool, len(outcomes))
 	for _, o := range outcomes {
 		has[o.Pos] = true
 	}
 	for _, r := range rows {
 		if !has[r.Pos] {
-			back = append(back, unsent(r))
+			rest = append(rest, r)
 		}
 	}
-	return back
+	return rest
 }
 
 // interrupted reports that no other batch may follow this one: the loop has to
@@ -137,16 +132,16 @@ func held(rows []jetbox.Row, outcomes []jetbox.Outcome) map[string]bool {
 	return keys
 }
 
-// split separates the rows whose keys may go on from the outcomes of the others: they
-// are claimed again when the row before them is settled.
-func split(rows []jetbox.Row, held map[string]bool) (kept []jetbox.Row, back []jetbox.Outcome) {
+// split separates the rows whose keys may go on from the others: they are claimed
+// again when the row before them is settled.
+func split(rows []jetbox.Row, held map[string]bool) (kept, back []jetbox.Row) {
 	if len(held) == 0 {
 		return rows, nil
 	}
 	kept = rows[:0]
 	for _, r := range rows {
 		if held[r.Event.OrderingKey()] {
-			back = append(back, unsent(r))
+			back = append(back, r)
 		} else {
 			kept = append(kept, r)
 		}

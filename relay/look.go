@@ -170,7 +170,8 @@ func (s *search) persist(ctx context.Context, f func() error) error {
 			return nil
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(err, errRecreated), errors.Is(err, errRolledBack), errors.Is(err, jetstream.ErrStreamNotFound):
+		case errors.Is(err, errRecreated), errors.Is(err, errRolledBack), errors.Is(err, jetstream.ErrStreamNotFound),
+			errors.Is(err, errUnreadable):
 			return err
 		case s.at.Seq > seq:
 			since, seq = time.Now(), s.at.Seq
@@ -220,8 +221,9 @@ func (s *search) follow(ctx context.Context) error {
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return err
-	case errors.As(err, &api) && api.Code < 500:
-		// Not for us: the stream's limit of consumers is reached, say.
+	case errors.As(err, &api) && api.Code < 500, errors.Is(err, errUnreadable):
+		// Not for us: the stream's limit of consumers is reached, or the user may
+		// have none.
 		s.walk = true
 		return s.readOn(ctx)
 	case err != nil:
@@ -231,6 +233,9 @@ func (s *search) follow(ctx context.Context) error {
 	for s.more() {
 		m, err := r.next(ctx, min(s.last-s.at.Seq, uint64(s.left)))
 		switch {
+		case errors.Is(err, errUnreadable):
+			s.walk = true
+			return s.readOn(ctx)
 		case err != nil:
 			return err
 		case m == nil:
@@ -308,5 +313,6 @@ func (s *search) take(m *storedMsg) {
 // storedMsg is what is read of a message on a stream.
 type storedMsg struct {
 	seq    uint64
+	time   time.Time // when the stream took it; only as the leader says it
 	header nats.Header
 }

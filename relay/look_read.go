@@ -32,7 +32,9 @@ const (
 // replica answers, and one cut off from the others takes itself for the leader for a
 // while: neither knows how far the stream goes (nats-server 2.15.3).
 func leaderInfo(ctx context.Context, js jetstream.JetStream, stream string) (*jetstream.StreamInfo, error) {
-	st, err := ask(ctx, func(ctx context.Context) (jetstream.Stream, error) { return js.Stream(ctx, stream) })
+	st, err := ask(ctx, js, "STREAM.INFO."+stream, func(ctx context.Context) (jetstream.Stream, error) {
+		return js.Stream(ctx, stream)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -43,9 +45,10 @@ func leaderInfo(ctx context.Context, js jetstream.JetStream, stream string) (*je
 	return info, nil
 }
 
-// ask repeats a question that gets no answer, each time with more patience. While the
-// leader changes nobody answers, and a second later somebody does.
-func ask[T any](ctx context.Context, question func(context.Context) (T, error)) (answer T, err error) {
+// ask repeats a question to a subject of the JetStream API that gets no answer, each
+// time with more patience. While the leader changes nobody answers, and a second later
+// somebody does.
+func ask[T any](ctx context.Context, js jetstream.JetStream, subject string, question func(context.Context) (T, error)) (answer T, err error) {
 	for wait := readWait / 4; wait <= readWait; wait *= 2 {
 		limited, cancel := context.WithTimeout(ctx, wait)
 		answer, err = question(limited)
@@ -53,8 +56,26 @@ func ask[T any](ctx context.Context, question func(context.Context) (T, error)) 
 		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 			break
 		}
+		if err := denied(js, subject); err != nil {
+			return answer, err
+		}
 	}
 	return answer, err
+}
+
+// errUnreadable is a question about a stream that the server refused to this user.
+var errUnreadable = errors.New("permission to read the stream refused")
+
+// denied is an error if what the server refused last on the connection was to publish
+// to a subject of the JetStream API, or below one. A question that is refused has no
+// answer, so it shows as a timeout, and there (nats-server 2.15).
+func denied(js jetstream.JetStream, subject string) error {
+	subject = apiPrefix(js) + subject
+	last := js.Conn().LastError()
+	if errors.Is(last, nats.ErrPermissionViolation) && strings.Contains(last.Error(), `"`+subject) {
+		return fmt.Errorf("%w: the user may not publish to %s", errUnreadable, subject)
+	}
+	return nil
 }
 
 // leads reports whether an answer is that of a leader in touch with a majority.
@@ -94,8 +115,9 @@ func leaderGet(ctx context.Context, js jetstream.JetStream, stream string, req g
 	if err != nil {
 		return nil, err
 	}
-	answer, err := ask(ctx, func(ctx context.Context) (*nats.Msg, error) {
-		return js.Conn().RequestWithContext(ctx, apiPrefix(js)+"STREAM.MSG.GET."+stream, data)
+	subject := "STREAM.MSG.GET." + stream
+	answer, err := ask(ctx, js, subject, func(ctx context.Context) (*nats.Msg, error) {
+		return js.Conn().RequestWithContext(ctx, apiPrefix(js)+subject, data)
 	})
 	if err != nil {
 		return nil, err
@@ -103,8 +125,9 @@ func leaderGet(ctx context.Context, js jetstream.JetStream, stream string, req g
 	var resp struct {
 		Error   *jetstream.APIError `json:"error"`
 		Message *struct {
-			Seq    uint64 `json:"seq"`
-			Header []byte `json:"hdrs"`
+			Seq    uint64    `json:"seq"`
+			Header []byte    `json:"hdrs"`
+			Time   time.Time `json:"time"`
 		} `json:"message"`
 	}
 	if err := json.Unmarshal(answer.Data, &resp); err != nil {
@@ -118,7 +141,7 @@ func leaderGet(ctx context.Context, js jetstream.JetStream, stream string, req g
 	case resp.Message == nil:
 		return nil, jetstream.ErrInvalidJetStreamResponse
 	}
-	m := &storedMsg{seq: resp.Message.Seq}
+	m := &storedMsg{seq: resp.Message.Seq, time: resp.Message.Time}
 	if len(resp.Message.Header) > 0 {
 		// Headers that cannot be read are not ours.
 		m.header, _ = nats.DecodeHeadersMsg(resp.Message.Header)
@@ -153,8 +176,6 @@ type reader struct {
 
 // openReader returns a reader of what is after a position.
 func openReader(ctx context.Context, js jetstream.JetStream, at position) (*reader, error) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
 	// The name is ours, so that it can be deleted also when the answer is lost. There
 	// is room for all that can come: a batch and what the server says about it.
 	r := &reader{js: js, stream: at.Stream, name: "jetbox-look-" + rand.Text(), arrived: make(chan *nats.Msg, 2*readBatch)}
@@ -162,17 +183,23 @@ func openReader(ctx context.Context, js jetstream.JetStream, at position) (*read
 	if r.sub, err = js.Conn().ChanSubscribe(js.Conn().NewInbox(), r.arrived); err != nil {
 		return nil, err
 	}
-	_, err = js.CreateConsumer(ctx, at.Stream, jetstream.ConsumerConfig{
-		Name:              r.name,
-		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
-		OptStartSeq:       at.Seq + 1,
-		AckPolicy:         jetstream.AckNonePolicy,
-		HeadersOnly:       true,
-		MemoryStorage:     true,
-		Replicas:          1,
-		InactiveThreshold: readAlive,
+	_, err = ask(ctx, js, "CONSUMER.CREATE."+at.Stream+"."+r.name, func(ctx context.Context) (jetstream.Consumer, error) {
+		return js.CreateConsumer(ctx, at.Stream, jetstream.ConsumerConfig{
+			Name:              r.name,
+			DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
+			OptStartSeq:       at.Seq + 1,
+			AckPolicy:         jetstream.AckNonePolicy,
+			HeadersOnly:       true,
+			MemoryStorage:     true,
+			Replicas:          1,
+			InactiveThreshold: readAlive,
+		})
 	})
-	if err != nil {
+	switch {
+	case errors.Is(err, errUnreadable):
+		_ = r.sub.Unsubscribe() // there is no consumer
+		return nil, err
+	case err != nil:
 		r.close(ctx)
 		return nil, err
 	}
@@ -235,6 +262,9 @@ func (r *reader) receive(ctx context.Context) (*nats.Msg, error) {
 	case m := <-r.arrived:
 		return m, nil
 	case <-t.C:
+		if err := denied(r.js, "CONSUMER.MSG.NEXT."+r.stream+"."+r.name); err != nil {
+			return nil, err
+		}
 		return nil, errSilent
 	case <-ctx.Done():
 		return nil, ctx.Err()

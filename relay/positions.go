@@ -21,14 +21,18 @@ type positions struct {
 func (p *positions) seen(info *jetstream.StreamInfo) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	name := info.Config.Name
-	if at := p.at[name]; at.Created.Equal(info.Created) && at.Seq >= info.State.LastSeq {
-		return
+	at := jetbox.Position{Stream: info.Config.Name, Created: info.Created, Seq: info.State.LastSeq, At: info.TimeStamp}
+	if was := p.at[at.Stream]; was.Created.Equal(at.Created) {
+		// Both were reached, so the later of each was.
+		at.Seq = max(at.Seq, was.Seq)
+		if was.At.After(at.At) {
+			at.At = was.At
+		}
 	}
 	if p.at == nil || len(p.at) >= cacheMost {
 		p.at = make(map[string]jetbox.Position)
 	}
-	p.at[name] = jetbox.Position{Stream: name, Created: info.Created, Seq: info.State.LastSeq}
+	p.at[at.Stream] = at
 }
 
 // acked notes a PubAck. That of a stream which was created anew since it was seen
@@ -58,11 +62,27 @@ func (p *positions) all() []jetbox.Position {
 func windowMargin(window time.Duration) time.Duration { return ackTimeout + window/10 }
 
 // trusted reports whether the broker would drop a second copy of a row that was first
-// claimed so long ago, so that it may be sent again without looking for it. A stream
-// that was created anew meanwhile has no first copy.
-func trusted(info *jetstream.StreamInfo, age time.Duration) (ok bool) {
+// claimed after a time of the broker's and so long ago by the source's clock, if it
+// comes within a time from now. So it may be sent again without looking for it. The
+// window is by the broker's clock; the source's is asked too because either may have
+// been set back. A stream that was created anew meanwhile has no first copy.
+func trusted(info *jetstream.StreamInfo, after time.Time, age, within time.Duration) (ok bool) {
+	if after.IsZero() || info.TimeStamp.IsZero() {
+		return false
+	}
 	window := info.Config.Duplicates
-	return info.Config.Retention == jetstream.LimitsPolicy && age < window-windowMargin(window)
+	age = max(age, info.TimeStamp.Sub(after))
+	return info.Config.Retention == jetstream.LimitsPolicy && age+within < window-windowMargin(window)
+}
+
+// told returns the broker's time before a claim, as far as the claim tells.
+func told(before []jetbox.Position) (at time.Time) {
+	for _, p := range before {
+		if p.At.After(at) {
+			at = p.At
+		}
+	}
+	return at
 }
 
 func positionOf(all []jetbox.Position, stream string) (at jetbox.Position, known bool) {

@@ -171,7 +171,7 @@ func (r *Relay) lead(ctx context.Context, lease jetbox.Lease, asked time.Time) (
 
 	leadCtx, lost := context.WithCancelCause(ctx)
 	defer lost(nil)
-	s := &session{Relay: r, ctx: leadCtx, hard: hard, size: r.cfg.Batch, unverified: make(map[int64]bool)}
+	s := &session{Relay: r, ctx: leadCtx, hard: hard, size: r.cfg.Batch, unverified: make(map[int64]bool), absent: make(map[int64]bool)}
 	s.extend(asked)
 
 	var wg sync.WaitGroup

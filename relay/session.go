@@ -36,6 +36,9 @@ type session struct {
 	// already, without a way to find out.
 	unverified map[int64]bool
 
+	// absent are rows of that batch that were looked for and are not on the stream.
+	absent map[int64]bool
+
 	// size is how many rows the next claim asks for.
 	size int
 

@@ -139,6 +139,17 @@ func (s *streams) now(ctx context.Context, stream string) (*jetstream.StreamInfo
 	return st.CachedInfo(), nil
 }
 
+// others returns what the server said lately of the streams beside the configured
+// one.
+func (s *streams) others() (infos []*jetstream.StreamInfo) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.infos {
+		infos = append(infos, c.info)
+	}
+	return infos
+}
+
 // of returns the stream that takes a subject, "" when none does although the
 // configured one is there, or an error when the broker cannot be asked or the
 // configured stream is missing: then nothing can be said of any row.
