@@ -41,6 +41,11 @@ type Store interface {
 	Prune(ctx context.Context, l jetbox.Lease, before time.Time, archive bool) (pruned int, err error)
 	Wait(ctx context.Context) error
 
+	Anchors(ctx context.Context) ([]jetbox.Anchor, error)
+	SetAnchor(ctx context.Context, l jetbox.Lease, created time.Time, a jetbox.Anchor) error
+	Recallable(ctx context.Context, stream string, r jetbox.Recall, after int64) (rows []jetbox.PublishedRow, upTo int64, err error)
+	Recall(ctx context.Context, l jetbox.Lease, stream string, r jetbox.Recall, step jetbox.Recalled) error
+
 	List(ctx context.Context, f outbox.Filter) iter.Seq2[outbox.Entry, error]
 	Show(ctx context.Context, id int64) (outbox.Entry, error)
 	Retry(ctx context.Context, f outbox.Filter) (retried int, err error)
@@ -73,7 +78,7 @@ func Run(t *testing.T, newDatabase func(t *testing.T) Database) {
 	t.Helper()
 	all := slices.Concat(
 		setUpScenarios(), appendScenarios(), rawScenarios(), claimScenarios(), leaseScenarios(),
-		recordScenarios(), retryScenarios(), backlogScenarios(), deadScenarios(), pruneScenarios(),
+		recordScenarios(), recallScenarios(), retryScenarios(), backlogScenarios(), deadScenarios(), pruneScenarios(),
 		operateScenarios(), concurrentScenarios(), modelScenarios(),
 	)
 	for _, s := range all {

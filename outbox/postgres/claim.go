@@ -154,11 +154,12 @@ const (
 // in none, with $4. Everything in it sees one moment. {n} is a constant for the
 // planner.
 func (s *Store) claimSQL(allShards bool, n int) string {
-	first := `SELECT id, shard FROM {queue} WHERE id <> ALL($3::bigint[]) AND ` + fenced + ` ORDER BY id LIMIT {n}`
+	const mayClaim = notRecalling + ` AND ` + fenced
+	first := `SELECT id, shard FROM {queue} WHERE id <> ALL($3::bigint[]) AND ` + mayClaim + ` ORDER BY id LIMIT {n}`
 	if !allShards {
 		first = `SELECT q.id, m.shard FROM unnest($5::smallint[]) AS m (shard) CROSS JOIN LATERAL (
 				SELECT id FROM {queue} WHERE shard = m.shard AND id <> ALL($3::bigint[]) ORDER BY id LIMIT {n}) q
-			WHERE ` + fenced + ` ORDER BY q.id LIMIT {n}`
+			WHERE ` + mayClaim + ` ORDER BY q.id LIMIT {n}`
 	}
 	const inClaim = `c.first <= f.id AND f.id <= c.last AND f.shard = ANY (c.shards)`
 	return s.sql(strings.NewReplacer("{n}", fmt.Sprint(n), "{bytes}", fmt.Sprint(claimBytes)).Replace(`WITH first AS MATERIALIZED (` + first + `),

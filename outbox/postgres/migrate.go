@@ -13,7 +13,7 @@ import (
 )
 
 // schemaVersion is what Migrate brings the tables to.
-const schemaVersion = 1
+const schemaVersion = 2
 
 // DefaultShards is into how many shards a new outbox is divided: the most relays
 // that can be active on it at once.
@@ -24,6 +24,9 @@ const maxShards = 256
 
 //go:embed schema.sql
 var schemaSQL string
+
+//go:embed schema_2.sql
+var schema2SQL string
 
 const (
 	versionSQL = `CREATE TABLE IF NOT EXISTS {version} (version INTEGER PRIMARY KEY, applied_at TIMESTAMPTZ NOT NULL DEFAULT now());
@@ -40,7 +43,7 @@ $$;`
 func migrations(n names, shards int) []string {
 	count := fmt.Sprint(shards)
 	first := strings.ReplaceAll(schemaSQL, "{shard_of}", shardSQL)
-	return []string{n.sql(strings.ReplaceAll(first, "{shards}", count))}
+	return []string{n.sql(strings.ReplaceAll(first, "{shards}", count)), n.sql(schema2SQL)}
 }
 
 func checkShards(shards int) error {

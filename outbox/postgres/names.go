@@ -44,7 +44,7 @@ func newNames(schema, table string) names {
 	pairs := []string{"{schema}", `"` + schema + `"`, "{name}", table, "{outbox}", in(table)}
 	for token, suffix := range map[string]string{
 		"queue": "queue", "wait": "wait", "relay": "relay", "shard": "shard", "claim": "claim", "dead": "dead_letter",
-		"archive": "archive", "status": "status", "version": "schema",
+		"stream": "stream", "anchor": "anchor", "archive": "archive", "status": "status", "version": "schema",
 		"fn_shard": "shard_of", "fn_defaults": "defaults", "fn_enqueue": "enqueue", "fn_requeue": "requeue",
 	} {
 		pairs = append(pairs, "{"+token+"}", in(table+"_"+suffix))

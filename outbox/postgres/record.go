@@ -72,6 +72,7 @@ func (s *Store) record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Ou
 	for g, outcomes := range sorted.published {
 		s.queuePublished(b, l, g, outcomes)
 	}
+	s.queueAnchors(b, l, outcomes)
 	if len(sorted.retry) > 0 {
 		s.queueRetry(b, l, sorted.retry)
 	}
