@@ -32,6 +32,9 @@ type Config struct {
 	// Workers is how many handlers run at the same time. Default 1.
 	Workers int
 
+	// Batch is how many messages a [BatchHandler] gets at most. Default 100.
+	Batch int
+
 	// Backoff is the delay after the first failed delivery; it doubles up to
 	// MaxBackoff, with a tenth of jitter. Default 1s and 1m.
 	Backoff    time.Duration
@@ -59,12 +62,35 @@ type Config struct {
 	// [slog.Default].
 	Logger *slog.Logger
 
+	// Unordered gives up the order of messages with the same ordering key: no
+	// message waits for another. Without it they are handled in stream order,
+	// one after the other, and one being retried holds up the later ones.
+	Unordered bool
+
+	// SingleActive creates the consumer so that of all instances one gets the
+	// messages, and another one takes over when it stops or is silent for
+	// AckWait. So the order per key holds however many instances run. Needs
+	// nats-server 2.11. A consumer that exists must have been created so.
+	SingleActive bool
+
+	// MaxBehindKey is how many messages may wait behind others of one ordering
+	// key, and MaxBehind how many of all keys: at most half of the consumer's
+	// MaxAckPending, and 64 MiB. With that many nothing new is pulled until one
+	// of those they wait for is settled. Default 2500 and 5000.
+	MaxBehindKey int
+	MaxBehind    int
+
 	// HandledFunc is called for every delivery that was settled, with the time
 	// the handler took. DuplicateFunc is called for every delivery whose effect
-	// a ledger had seen already. Both run on goroutines of Run, several at the
-	// same time, and must not block. Optional.
+	// a ledger had seen already. GapFunc is called for a delivery whose
+	// aggregate has events between it and the last one that arrived here, of
+	// which last is the sequence: they were lost, or another instance has them.
+	// The first event of an aggregate after a start is no gap, and the last
+	// 8,192 aggregates at least are remembered. All run on goroutines of Run,
+	// the first two several at the same time, and must not block. Optional.
 	HandledFunc   func(d *Delivery, v Verdict, took time.Duration)
 	DuplicateFunc func(d *Delivery)
+	GapFunc       func(d *Delivery, last int64)
 }
 
 // Verdict is what became of one delivery: a label for metrics.
@@ -86,11 +112,14 @@ func (c Config) withDefaults() Config {
 	set(&c.MaxDeliver, 5)
 	set(&c.AckWait, 30*time.Second)
 	set(&c.Workers, 1)
+	set(&c.Batch, 100)
 	set(&c.Backoff, time.Second)
 	set(&c.MaxBackoff, max(time.Minute, c.Backoff))
 	set(&c.HandleTimeout, 5*time.Minute)
 	set(&c.DrainTimeout, 10*time.Second)
 	set(&c.MaxHeld, 128)
+	set(&c.MaxBehindKey, 2500)
+	set(&c.MaxBehind, max(5000, c.MaxBehindKey))
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
@@ -117,7 +146,14 @@ func (c Config) validate() error {
 	for _, f := range []struct {
 		name  string
 		value int
-	}{{"MaxDeliver", c.MaxDeliver}, {"Workers", c.Workers}, {"MaxHeld", c.MaxHeld}} {
+	}{
+		{"MaxDeliver", c.MaxDeliver},
+		{"Workers", c.Workers},
+		{"Batch", c.Batch},
+		{"MaxHeld", c.MaxHeld},
+		{"MaxBehindKey", c.MaxBehindKey},
+		{"MaxBehind", c.MaxBehind},
+	} {
 		if f.value < 1 {
 			return fmt.Errorf("consumer: %s is %d, want a positive count", f.name, f.value)
 		}
@@ -142,16 +178,26 @@ func (c Config) validate() error {
 	return nil
 }
 
+// priorityGroup is the one group of a single-active consumer.
+const priorityGroup = "jetbox"
+
 // server is the consumer to create. BackOff stays empty: the delays are ours,
 // and the server's would replace AckWait and add up with them. InactiveThreshold
 // stays 0: it deletes durable consumers too, with their position.
 func (c Config) server() jetstream.ConsumerConfig {
-	return jetstream.ConsumerConfig{
+	s := jetstream.ConsumerConfig{
 		Durable:        c.Durable,
 		DeliverPolicy:  jetstream.DeliverAllPolicy,
 		AckPolicy:      jetstream.AckExplicitPolicy,
 		AckWait:        c.AckWait,
 		MaxDeliver:     c.MaxDeliver,
+		MaxAckPending:  2 * c.MaxBehind, // one instance's fill half of it
 		FilterSubjects: c.FilterSubjects,
 	}
+	if c.SingleActive {
+		s.PriorityPolicy = jetstream.PriorityPolicyPinned
+		s.PriorityGroups = []string{priorityGroup}
+		s.PinnedTTL = c.AckWait
+	}
+	return s
 }

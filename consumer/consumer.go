@@ -11,10 +11,13 @@ import (
 )
 
 // Handler handles one delivery. nil acknowledges the message, an error asks for
-// another delivery, one marked by [jetbox.Permanent] makes it a dead letter. It
-// runs on a worker's goroutine, and as often at the same time as there are
-// workers. ctx ends after HandleTimeout, or when Run stops and DrainTimeout has
-// passed. What is done before nil is returned is acknowledged, even after that.
+// another delivery, one marked by [jetbox.Permanent] (or by cenkalti/backoff's
+// Permanent, which is the same) makes it a dead letter. It runs on a worker's
+// goroutine, and as often at the same time as there are workers. ctx ends after
+// HandleTimeout, or when Run stops and DrainTimeout has passed. What is done
+// before nil is returned is acknowledged, even after that.
+//
+// Middleware is a func(Handler) Handler.
 type Handler func(ctx context.Context, d *Delivery) error
 
 // Consumer runs a [Handler] for the messages of one durable consumer. It is
@@ -23,6 +26,8 @@ type Consumer struct {
 	js      jetstream.JetStream
 	nc      *nats.Conn
 	handler Handler
+	batch   BatchHandler // nil: handler
+	most    int          // messages a worker has at once
 	cfg     Config
 	running atomic.Bool
 }
@@ -31,17 +36,39 @@ type Consumer struct {
 // neither js nor its connection, which should have MaxReconnects(-1): Run
 // returns an error when the connection is closed for good.
 func New(js jetstream.JetStream, h Handler, cfg Config) (*Consumer, error) {
-	if js == nil {
-		return nil, errors.New("consumer: JetStream is nil, want a connection")
-	}
 	if h == nil {
 		return nil, errors.New("consumer: Handler is nil, want a function")
+	}
+	c, err := newConsumer(js, cfg)
+	if err != nil {
+		return nil, err
+	}
+	c.handler, c.most = h, 1
+	return c, nil
+}
+
+// NewBatch is [New] for a [BatchHandler].
+func NewBatch(js jetstream.JetStream, h BatchHandler, cfg Config) (*Consumer, error) {
+	if h == nil {
+		return nil, errors.New("consumer: BatchHandler is nil, want a function")
+	}
+	c, err := newConsumer(js, cfg)
+	if err != nil {
+		return nil, err
+	}
+	c.batch, c.most = h, c.cfg.Batch
+	return c, nil
+}
+
+func newConsumer(js jetstream.JetStream, cfg Config) (*Consumer, error) {
+	if js == nil {
+		return nil, errors.New("consumer: JetStream is nil, want a connection")
 	}
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Consumer{js: js, nc: js.Conn(), handler: h, cfg: cfg}, nil
+	return &Consumer{js: js, nc: js.Conn(), cfg: cfg}, nil
 }
 
 // Run creates the consumer if it is missing and handles its messages until ctx

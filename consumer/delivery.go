@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -60,8 +61,41 @@ func newDelivery(msg *nats.Msg, md *nats.MsgMetadata) *Delivery {
 		Letter:       msg.Header.Get(jetbox.HeaderLetter),
 		ReplayFor:    msg.Header.Get(jetbox.HeaderReplayFor),
 	}
-	d.Event, d.Malformed = jetbox.FromMessage(msg.Subject, msg.Header, msg.Data)
 	return d
+}
+
+// decode fills in the event. Workers do it: there are several.
+func (d *Delivery) decode(msg *nats.Msg) {
+	if d.Subject == "" {
+		d.Event, d.Malformed = jetbox.FromMessage(msg.Subject, msg.Header, msg.Data)
+	}
+}
+
+// OrderingKey is what the header says: events that share it are stored in
+// order. Empty: ordered with nothing.
+func (d *Delivery) OrderingKey() string {
+	if key := d.lane(); !strings.Contains(key, "%") {
+		return key
+	}
+	if key := d.Event.OrderingKey(); key != "" {
+		return key
+	}
+	return d.lane()
+}
+
+// lane is the ordering key as it was sent.
+func (d *Delivery) lane() string {
+	if v := d.RawHeader[jetbox.HeaderCEPartitionKey]; len(v) > 0 {
+		return v[0]
+	}
+	return ""
+}
+
+// TraceContext returns the W3C trace context of whoever wrote the event: the
+// headers traceparent and tracestate, both empty when there was none.
+func (d *Delivery) TraceContext() (parent, state string) {
+	h := nats.Header(d.RawHeader)
+	return h.Get(jetbox.HeaderTraceParent), h.Get(jetbox.HeaderTraceState)
 }
 
 // skip reports that the message is not for this consumer's handler.

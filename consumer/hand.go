@@ -1,8 +1,11 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
+	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,14 +20,32 @@ type message struct {
 	// suspect is one that was delivered before and that this process did not
 	// hand back: whoever had it may have died of it.
 	suspect bool
+	// alone is one that goes into no batch with others.
+	alone bool
+	// pending is how many messages the server still had when it sent this one.
+	pending uint64
 
 	intended bool // its intent letter is stored
 
 	// Guarded by hand.mu.
-	held     bool      // waits aside for a dead letter
+	place    place
+	lane     *lane     // nil: ordered with nothing
+	leads    bool      // its lane waits for it
 	deadline time.Time // when its handler must be done; zero while none runs
 	lapsed   bool      // its handler is overdue: no more in-progress signals
 }
+
+// place is where a message in hand is.
+type place int
+
+const (
+	atGate  place = iota // newer than what may still come back
+	behind               // waits for an earlier one of its key
+	ready                // waits for a worker
+	running              // a worker has it
+	aside                // waits for its dead letter
+	places
+)
 
 func (m *message) attrs() []slog.Attr {
 	return []slog.Attr{
@@ -36,17 +57,38 @@ func (m *message) attrs() []slog.Attr {
 	}
 }
 
-// hand is everything delivered and not settled, and what is known of messages
-// handed back. Safe for concurrent use.
+// hand is everything delivered and not settled: what waits behind its key, the
+// queue for the workers and what they have. It also knows what was handed back.
+// Safe for concurrent use.
 type hand struct {
 	mu       sync.Mutex
-	messages map[*message]struct{} // guarded by mu
-	held     int                   // guarded by mu; how many of them wait aside
-	suspects int                   // guarded by mu; how many of the others are suspect
-	naks     map[uint64]uint64     // guarded by mu; stream sequence to the delivery we handed back
+	more     sync.Cond             // the queue has a message, or is closed
+	messages map[*message]struct{} // guarded by mu, as is everything below
+	count    [places]int           // of messages, by their place
+	suspects int                   // of those ready or running
+	bytes    int                   // of those behind or at the gate
+	queue    []*message            // the ready ones
+	gate     []*message
+	lanes    map[string]*lane
+	crowded  int    // lanes with laneSize messages or more behind
+	crowd    string // the key of the last one that was
+	naks     map[uint64]nak
+	closed   bool // nothing more becomes ready
+
+	pace time.Duration // what a message takes a worker, on average; 0 is unknown
+	size int           // bytes of a message, on average
+	wake int           // tell the loop when no more than so many are busy
+
+	laneSize int
 
 	// changed has a value after messages left: there may be a free worker.
 	changed chan struct{}
+}
+
+// nak is another delivery we asked for.
+type nak struct {
+	delivered uint64    // the delivery we handed back
+	due       time.Time // when it may come
 }
 
 // maxNaks bounds the memory of naks: entries stay behind when another instance
@@ -54,41 +96,161 @@ type hand struct {
 // are then handled with the caution for suspects.
 const maxNaks = 8192
 
-func newHand() *hand {
-	return &hand{
+// weight of the past in averages: 16 messages change them.
+const weight = 16
+
+func newHand(laneSize int) *hand {
+	h := &hand{
+		laneSize: laneSize,
 		messages: make(map[*message]struct{}),
-		naks:     make(map[uint64]uint64),
+		lanes:    make(map[string]*lane),
+		naks:     make(map[uint64]nak),
+		wake:     math.MaxInt,
 		changed:  make(chan struct{}, 1),
 	}
+	h.more.L = &h.mu
+	return h
 }
 
-// add takes in a message that just arrived, and decides whether it is suspect.
-func (h *hand) add(m *message) {
+// add takes in a message that just arrived and decides whether it is suspect.
+// key is its ordering key, empty for one that is ordered with nothing. With
+// gated, it waits until openGate.
+func (h *hand) add(m *message, key string, gated bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.messages[m] = struct{}{}
-	if m.d.NumDelivered <= 1 {
+	h.size += (m.msg.Size() - h.size) / weight
+	if m.d.NumDelivered > 1 {
+		if h.naks[m.d.StreamSeq].delivered == m.d.NumDelivered-1 {
+			delete(h.naks, m.d.StreamSeq)
+		} else {
+			m.suspect, m.alone = true, true
+		}
+	}
+	if key != "" {
+		h.join(m, key)
+	}
+	if gated {
+		h.put(m, atGate)
+		h.gate = append(h.gate, m)
 		return
 	}
-	if h.naks[m.d.StreamSeq] == m.d.NumDelivered-1 {
-		delete(h.naks, m.d.StreamSeq)
-		return
-	}
-	m.suspect = true
-	h.suspects++
+	h.enter(m)
 }
 
-// handedBack remembers that we asked for another delivery.
-func (h *hand) handedBack(m *message) {
+// enter sends a message on its way to the workers.
+func (h *hand) enter(m *message) {
+	if m.lane == nil {
+		h.enqueue(m)
+		return
+	}
+	h.wait(m)
+	h.advance(m.lane)
+}
+
+// openGate lets those at the gate through, in stream order.
+func (h *hand) openGate() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.naks) >= maxNaks {
-		clear(h.naks)
+	slices.SortFunc(h.gate, bySequence)
+	for _, m := range h.gate {
+		h.take(m)
+		h.enter(m)
 	}
-	h.naks[m.d.StreamSeq] = m.d.NumDelivered
+	h.gate = nil
 }
 
-// remove forgets a settled message. Doing so twice is harmless.
+func bySequence(a, b *message) int { return cmp.Compare(a.d.StreamSeq, b.d.StreamSeq) }
+
+func (h *hand) enqueue(m *message) {
+	h.put(m, ready)
+	h.queue = append(h.queue, m)
+	h.more.Signal()
+}
+
+// put counts a message at a place, take undoes it.
+func (h *hand) put(m *message, p place) {
+	m.place = p
+	h.count[p]++
+	switch p {
+	case ready, running:
+		if m.suspect {
+			h.suspects++
+		}
+	case behind, atGate:
+		h.bytes += m.msg.Size()
+	}
+}
+
+func (h *hand) take(m *message) {
+	h.count[m.place]--
+	switch m.place {
+	case ready, running:
+		if m.suspect {
+			h.suspects--
+		}
+	case behind, atGate:
+		h.bytes -= m.msg.Size()
+	}
+}
+
+// next waits for messages to handle: one, or up to most that a batch may hold.
+// None means that there will be no more. The result is stored in buf.
+func (h *hand) next(buf []*message, most int, timeout time.Duration) []*message {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for len(h.queue) == 0 {
+		if h.closed {
+			return nil
+		}
+		h.more.Wait()
+	}
+	deadline := time.Now().Add(timeout)
+	for len(buf) < most && len(h.queue) > 0 {
+		m := h.queue[0]
+		if m.alone && len(buf) > 0 {
+			break
+		}
+		h.queue = h.queue[1:]
+		h.start(m, deadline)
+		buf = append(buf, m)
+		if m.alone {
+			break
+		}
+		buf = h.follow(m, buf, most, deadline)
+	}
+	return buf
+}
+
+// start gives a message to a worker, which has until the deadline.
+func (h *hand) start(m *message, deadline time.Time) {
+	h.take(m)
+	h.put(m, running)
+	m.deadline = deadline
+}
+
+// restart gives the handler of a message a new deadline.
+func (h *hand) restart(m *message, deadline time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m.deadline = deadline
+}
+
+// stop notes that the handler of a message returned, and what it took for each
+// message it had. overdue reports that the server was left to deliver it again.
+func (h *hand) stop(m *message, took time.Duration) (overdue bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if took = max(took, 1); h.pace == 0 {
+		h.pace = took
+	}
+	h.pace += (took - h.pace) / weight
+	m.deadline = time.Time{}
+	return m.lapsed
+}
+
+// remove forgets a settled message and lets its lane go on. Doing so twice is
+// harmless.
 func (h *hand) remove(m *message) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -96,70 +258,123 @@ func (h *hand) remove(m *message) {
 		return
 	}
 	delete(h.messages, m)
-	if m.held {
-		h.held--
-	} else if m.suspect {
-		h.suspects--
-	}
+	h.take(m)
+	h.leave(m)
 	h.notify()
 }
 
 // hold moves a message aside: it occupies no worker. Its handler, if it ran,
-// has survived it.
-func (h *hand) hold(m *message) {
+// has survived it. With keep, its key waits for it.
+func (h *hand) hold(m *message, keep bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	m.held = true
-	h.held++
-	if m.suspect {
-		h.suspects--
+	h.take(m)
+	h.put(m, aside)
+	m.deadline = time.Time{}
+	if !keep {
+		h.leave(m)
 	}
 	h.notify()
 }
 
-// release undoes hold for a message that goes to a worker again.
-func (h *hand) release(m *message) {
+// release undoes hold for a message that goes to a worker again, before others.
+// It reports whether there is one.
+func (h *hand) release(m *message) (ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	m.held = false
-	h.held--
-	if m.suspect {
-		h.suspects++
+	if h.closed {
+		return false
+	}
+	h.take(m)
+	h.put(m, ready)
+	h.queue = slices.Insert(h.queue, 0, m)
+	h.more.Signal()
+	return true
+}
+
+// notify tells the loop, when it wants to know.
+func (h *hand) notify() {
+	if h.busy() <= h.wake {
+		h.nudge()
 	}
 }
 
-func (h *hand) notify() {
+// nudge makes the loop look.
+func (h *hand) nudge() {
 	select {
 	case h.changed <- struct{}{}:
 	default:
 	}
 }
 
-// counts returns how many messages are with the workers or on their way there,
-// how many of those are suspect, and how many wait aside.
-func (h *hand) counts() (busy, suspects, held int) {
+func (h *hand) busy() int { return h.count[ready] + h.count[running] }
+
+// quietUntil stops telling the loop of messages that left, until no more than
+// so many are busy. late reports that it is so already.
+func (h *hand) quietUntil(busy int) (late bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return len(h.messages) - h.held, h.suspects, h.held
+	h.wake = busy
+	return h.busy() <= busy
 }
 
-// start notes that a handler runs, and stop that it returned. overdue reports
-// that the server was left to deliver the message again meanwhile.
-func (h *hand) start(m *message, deadline time.Time) {
+// handedBack remembers that we asked for another delivery, which holds up the
+// lane until it comes.
+func (h *hand) handedBack(m *message, wait time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	m.deadline = deadline
+	if len(h.naks) >= maxNaks {
+		clear(h.naks)
+	}
+	due := time.Now().Add(wait)
+	h.naks[m.d.StreamSeq] = nak{m.d.NumDelivered, due}
+	h.block(m, due)
 }
 
-func (h *hand) stop(m *message) (overdue bool) {
+// counts is a look at the hand.
+type counts struct {
+	atGate, behind, busy, aside int
+
+	suspects int
+	bytes    int           // behind and at the gate
+	crowded  int           // lanes that are full
+	crowd    string        // the key of one of them
+	retries  int           // other deliveries we asked for that have not come
+	pace     time.Duration // what a message takes a worker
+	size     int           // bytes of a message
+}
+
+// inHand is how many there are, but for those aside: their handlers are done,
+// or wait for the broker.
+func (c counts) inHand() int { return c.atGate + c.behind + c.busy }
+
+func (h *hand) counts() counts {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	m.deadline = time.Time{}
-	return m.lapsed
+	h.wake = math.MaxInt
+	return counts{
+		atGate: h.count[atGate], behind: h.count[behind], busy: h.busy(), aside: h.count[aside],
+		suspects: h.suspects, bytes: h.bytes, crowded: h.crowded, crowd: h.crowd,
+		retries: len(h.naks), pace: h.pace, size: h.size,
+	}
 }
 
-// alive returns the messages to keep, and those that have just become overdue.
-func (h *hand) alive(now time.Time) (keep, lapsed []*message) {
+// due returns how many other deliveries we asked for may come by now.
+func (h *hand) due(now time.Time) (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, k := range h.naks {
+		if !k.due.After(now) {
+			n++
+		}
+	}
+	return n
+}
+
+// alive returns the messages to keep, in stream order, and those that have just
+// become overdue. The order matters when the process dies: the server delivers
+// again what it heard of first.
+func (h *hand) alive(now time.Time, ackWait time.Duration) (keep, lapsed []*message) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for m := range h.messages {
@@ -167,11 +382,14 @@ func (h *hand) alive(now time.Time) (keep, lapsed []*message) {
 		case m.lapsed:
 		case !m.deadline.IsZero() && now.After(m.deadline):
 			m.lapsed = true
+			h.block(m, now.Add(ackWait))
+			h.leave(m)
 			lapsed = append(lapsed, m)
 		default:
 			keep = append(keep, m)
 		}
 	}
+	slices.SortFunc(keep, bySequence)
 	return keep, lapsed
 }
 
@@ -183,7 +401,7 @@ func (r *run) keepAlive(ctx context.Context) {
 		if !r.nc.IsConnected() {
 			continue // they would pile up in the client and say nothing true later
 		}
-		keep, lapsed := r.hand.alive(time.Now())
+		keep, lapsed := r.hand.alive(time.Now(), r.live.Load().ackWait)
 		for _, m := range keep {
 			r.send(m, ackProgress)
 		}

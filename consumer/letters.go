@@ -38,7 +38,7 @@ const (
 
 // intend makes sure that the intent letter is there before the last delivery is
 // handled. It reports whether the handler may run now. If not, the message
-// waits aside, in progress, and comes back through r.back.
+// waits aside, in progress, as those behind it do, and comes back to a worker.
 func (r *run) intend(m *message) (ready bool) {
 	if !m.d.Last || r.cfg.DeadLetters == nil || m.intended {
 		return true
@@ -48,9 +48,10 @@ func (r *run) intend(m *message) (ready bool) {
 	}
 	if r.letter(r.drainCtx, m, "intend", store) == nil {
 		m.intended = true
+		r.hand.restart(m, time.Now().Add(r.cfg.HandleTimeout+handlerGrace))
 		return true
 	}
-	r.hold(m, func() {
+	r.hold(m, true, func() {
 		// With Run's own context: when it stops, this delivery was not handled
 		// and must not be now. The server reports it as exhausted.
 		if !r.letterLoop(r.ctx, m, "intend", 0, store) {
@@ -58,10 +59,7 @@ func (r *run) intend(m *message) (ready bool) {
 			return
 		}
 		m.intended = true
-		r.hand.release(m)
-		select {
-		case r.back <- m:
-		case <-r.ctx.Done():
+		if !r.hand.release(m) {
 			r.hand.remove(m)
 		}
 	})
@@ -89,7 +87,7 @@ func (r *run) park(m *message, reason string, err error, done func()) {
 		term()
 		return
 	}
-	r.hold(m, func() {
+	r.hold(m, false, func() {
 		if r.letterLoop(r.drainCtx, m, "park", 0, store) {
 			term()
 			return
@@ -119,7 +117,7 @@ func (r *run) withdraw(m *message, ack func()) {
 		ack()
 		return
 	}
-	r.hold(m, func() {
+	r.hold(m, false, func() {
 		if !r.letterLoop(r.drainCtx, m, "withdraw", withdrawAttempts, closeIt) {
 			r.cfg.Logger.LogAttrs(r.ctx, slog.LevelWarn, "handled, but its intent letter could not be withdrawn",
 				m.attrs()...)
@@ -156,9 +154,9 @@ func (r *run) letterLoop(ctx context.Context, m *message, step string, attempts 
 }
 
 // hold keeps a message aside, off the workers and in progress, while f settles
-// it or gives it back.
-func (r *run) hold(m *message, f func()) {
-	r.hand.hold(m)
+// it or gives it back. With keep, later ones of its key wait for it.
+func (r *run) hold(m *message, keep bool, f func()) {
+	r.hand.hold(m, keep)
 	r.aside.Go(f)
 }
 

@@ -35,9 +35,8 @@ const maxKey = 512
 // sequence and time of storage, which two copies of it do not share.
 func Once[Tx any](l Ledger[Tx], h func(ctx context.Context, tx Tx, d *Delivery) error) Handler {
 	return func(ctx context.Context, d *Delivery) error {
-		consumer := d.Stream + "/" + d.Consumer
 		var own error // the handler's: it reaches the letter in its own words
-		seen, err := l.Do(ctx, consumer, d.ledgerKey(), func(ctx context.Context, tx Tx) error {
+		seen, err := l.Do(ctx, d.ledgerName(), d.ledgerKey(), func(ctx context.Context, tx Tx) error {
 			own = h(ctx, tx, d)
 			return own
 		})
@@ -51,6 +50,87 @@ func Once[Tx any](l Ledger[Tx], h func(ctx context.Context, tx Tx, d *Delivery) 
 		return nil
 	}
 }
+
+// OncePrepared is [Once] for handlers that are slow: prepare does what takes
+// long, outside the transaction, and apply writes its result. So a ledger in
+// SQLite keeps others from writing only as long as apply takes.
+//
+// prepare may run more than once for an event, also at the same time, and must
+// do no harm by it. A ledger with a method
+//
+//	Seen(ctx context.Context, consumer, key string) (seen bool, err error)
+//
+// is asked first, so that prepare is spared for what was handled long ago.
+func OncePrepared[Tx, P any](
+	l Ledger[Tx],
+	prepare func(ctx context.Context, d *Delivery) (P, error),
+	apply func(ctx context.Context, tx Tx, d *Delivery, p P) error,
+) Handler {
+	return func(ctx context.Context, d *Delivery) error {
+		if s, ok := l.(interface {
+			Seen(ctx context.Context, consumer, key string) (bool, error)
+		}); ok {
+			seen, err := s.Seen(ctx, d.ledgerName(), d.ledgerKey())
+			if err != nil {
+				return fmt.Errorf("handle %s: %w", d.where(), err)
+			}
+			if seen {
+				d.duplicate = true
+				return nil
+			}
+		}
+		p, err := prepare(ctx, d)
+		if err != nil {
+			return err
+		}
+		return Once(l, func(ctx context.Context, tx Tx, d *Delivery) error {
+			return apply(ctx, tx, d, p)
+		})(ctx, d)
+	}
+}
+
+// BatchLedger is a [Ledger] for many events in one transaction.
+type BatchLedger[Tx any] interface {
+	// DoAll runs apply once, in one transaction with entries for the keys that
+	// have none yet, and commits both: all or nothing. fresh are the indexes in
+	// keys of those, ascending; of equal keys only the first is fresh. With
+	// none, apply is not called. When DoAll returns nil, seen[i] is whether
+	// keys[i] had an entry, or repeats an earlier one of the call.
+	DoAll(ctx context.Context, consumer string, keys []string, apply func(ctx context.Context, tx Tx, fresh []int) error) (seen []bool, err error)
+}
+
+// OnceAll is [Once] for batches: one transaction, and one commit, for all of
+// them. h gets those whose effect has not happened.
+func OnceAll[Tx any](l BatchLedger[Tx], h func(ctx context.Context, tx Tx, ds []*Delivery) error) BatchHandler {
+	return func(ctx context.Context, ds []*Delivery) error {
+		keys := make([]string, len(ds))
+		for i, d := range ds {
+			keys[i] = d.ledgerKey()
+		}
+		var own error
+		seen, err := l.DoAll(ctx, ds[0].ledgerName(), keys, func(ctx context.Context, tx Tx, fresh []int) error {
+			some := make([]*Delivery, len(fresh))
+			for i, n := range fresh {
+				some[i] = ds[n]
+			}
+			own = h(ctx, tx, some)
+			return own
+		})
+		if err != nil && own != nil {
+			return own
+		}
+		if err != nil {
+			return fmt.Errorf("handle %d from %s: %w", len(ds), ds[0].where(), err)
+		}
+		for i, d := range ds {
+			d.duplicate = seen[i]
+		}
+		return nil
+	}
+}
+
+// ledgerName is whose entries they are.
+func (d *Delivery) ledgerName() string { return d.Stream + "/" + d.Consumer }
 
 // ledgerKey identifies the event for the ledger. A replay has the key of its
 // original.

@@ -2,6 +2,27 @@ package consumer
 
 import "time"
 
+const (
+	// aheadTime is how much work may wait for the workers, so that none of them
+	// waits for a round trip to the broker.
+	aheadTime = 50 * time.Millisecond
+	// maxAhead and aheadBytes bound it in messages and bytes.
+	maxAhead   = 512
+	aheadBytes = 16 << 20
+)
+
+// ahead returns how many messages may wait for workers who have been this
+// fast: those they start on within aheadTime, and a twentieth of the ack wait.
+// None while messages wait for their dead letters: more of them may do so, and
+// there is a limit to it.
+func ahead(workers int, c counts, ackWait time.Duration) int {
+	if c.pace == 0 || c.aside > 0 {
+		return 0
+	}
+	n := workers * int(min(aheadTime, ackWait/20)/c.pace)
+	return min(n, maxAhead, aheadBytes/max(c.size, 1))
+}
+
 // pace says how many messages to ask for. It belongs to the run's loop.
 //
 // A delivery counts although its handler never returned, so a message that
@@ -14,10 +35,13 @@ import "time"
 //     message is in hand at a time.
 //   - After an idle time the first request is for one message, and each
 //     message that is no suspect doubles the next request.
+//   - No more is asked for than the server has, so that an idle consumer does
+//     not get everything at once that another instance leaves behind.
 //
 // Naks of other instances look like suspects: the price is a short pause.
 type pace struct {
-	ramp int // size of the next request
+	ramp  int // size of the next request
+	known int // what the server has for us
 
 	starting bool
 	out      int                 // unsettled when Run began
@@ -25,23 +49,31 @@ type pace struct {
 	until    time.Time           // their ack waits have run out by then
 	back     map[uint64]struct{} // those that came back to us
 	cleared  bool                // since until, something arrived that was none of them, or nothing did
+
+	// With gated, messages newer than those that were out wait at the gate
+	// until the start is over. probe asks whether more of the others came.
+	gated bool
+	probe bool
 }
 
-// begin starts the clock when the consumer was first seen.
-func (p *pace) begin(l *live, now time.Time) {
+// begin starts the clock when the consumer was first seen, and, with gated, when
+// this process became the active one.
+func (p *pace) begin(l *live, now, until time.Time, gated bool) {
 	p.ramp = 1
 	p.starting = l.ackPending > 0
 	p.out, p.floor = l.ackPending, l.delivered
-	p.until = now.Add(l.ackWait)
+	p.until = until
 	p.back = make(map[uint64]struct{})
+	p.cleared, p.gated, p.probe = false, gated, false
 }
 
-// batch returns how many messages to ask for, given those with the workers.
-func (p *pace) batch(workers, busy, suspects int) int {
-	if suspects > 0 {
+// target returns how many messages may be asked for when so many may be busy.
+// due is how many of those that we handed back may come again.
+func (p *pace) target(limit, due int, c counts) int {
+	if c.suspects > 0 {
 		return 0
 	}
-	if p.starting && busy > 0 {
+	if p.starting && c.busy > 0 {
 		return 0
 	}
 	// With nothing in hand, all that came back has been survived.
@@ -49,14 +81,22 @@ func (p *pace) batch(workers, busy, suspects int) int {
 		p.starting, p.back = false, nil
 	}
 	if p.starting {
+		// What waits in hand is no more to be burdened than what is handled.
+		if c.inHand() > 0 && due == 0 && !p.probe {
+			return 0
+		}
 		return 1
 	}
-	return min(workers-busy, max(p.ramp, 1))
+	return min(limit-c.busy, p.most(c))
 }
+
+// most is how many to ask for at most, however many workers are free.
+func (p *pace) most(c counts) int { return min(max(p.ramp, 1), max(p.known+c.retries, 1)) }
 
 // arrived notes a message. Redeliveries go before new messages, so a new one
 // after the last ack wait ended means that none is left.
 func (p *pace) arrived(m *message, now time.Time) {
+	p.known = int(min(m.pending, maxAhead*1024))
 	if m.suspect {
 		p.ramp = 1
 	} else {
@@ -72,9 +112,13 @@ func (p *pace) arrived(m *message, now time.Time) {
 	}
 }
 
+// stops reports whether a message with this stream sequence is to wait at the
+// gate.
+func (p *pace) stops(seq uint64) (gated bool) { return p.starting && p.gated && seq > p.floor }
+
 // idle notes that a request ended with nothing more to deliver.
 func (p *pace) idle(now time.Time) {
-	p.ramp = 1
+	p.ramp, p.known = 1, 0
 	if p.starting && now.After(p.until) {
 		p.cleared = true
 	}

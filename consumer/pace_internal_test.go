@@ -6,7 +6,7 @@ import (
 )
 
 func newArrival(seq, delivered uint64, suspect bool) *message {
-	return &message{d: &Delivery{StreamSeq: seq, NumDelivered: delivered}, suspect: suspect}
+	return &message{d: &Delivery{StreamSeq: seq, NumDelivered: delivered}, suspect: suspect, pending: 1000}
 }
 
 // The first request after an idle time is for one message; each that is no
@@ -15,22 +15,23 @@ func TestPaceDoublesAfterEachNewMessage(t *testing.T) {
 	t.Parallel()
 	var p pace
 	now := time.Unix(0, 0)
-	p.begin(&live{ackWait: 30 * time.Second}, now)
+	p.begin(&live{}, now, now.Add(30*time.Second), false)
+	p.known = 1000
 	const workers = 10
 	for i, want := range []int{1, 2, 4, 8, 10, 10} {
-		if got := p.batch(workers, 0, 0); got != want {
+		if got := p.target(workers, 0, counts{busy: 0, suspects: 0}); got != want {
 			t.Errorf("request %d is for %d, want %d", i+1, got, want)
 		}
 		p.arrived(newArrival(uint64(i), 1, false), now)
 	}
-	if got := p.batch(workers, 7, 0); got != 3 {
+	if got := p.target(workers, 0, counts{busy: 7, suspects: 0}); got != 3 {
 		t.Errorf("request with 7 workers busy is for %d, want 3", got)
 	}
-	if got := p.batch(workers, 12, 0); got > 0 {
+	if got := p.target(workers, 0, counts{busy: 12, suspects: 0}); got > 0 {
 		t.Errorf("request with more in hand than workers is for %d, want none", got)
 	}
 	p.idle(now)
-	if got := p.batch(workers, 0, 0); got != 1 {
+	if got := p.target(workers, 0, counts{busy: 0, suspects: 0}); got != 1 {
 		t.Errorf("request after an idle time is for %d, want 1", got)
 	}
 }
@@ -39,15 +40,16 @@ func TestPaceAsksForNothingWhileASuspectIsInHand(t *testing.T) {
 	t.Parallel()
 	var p pace
 	now := time.Unix(0, 0)
-	p.begin(&live{ackWait: 30 * time.Second}, now)
+	p.begin(&live{}, now, now.Add(30*time.Second), false)
+	p.known = 1000
 	for range 5 {
 		p.arrived(newArrival(1, 1, false), now)
 	}
 	p.arrived(newArrival(2, 2, true), now)
-	if got := p.batch(10, 1, 1); got != 0 {
+	if got := p.target(10, 0, counts{busy: 1, suspects: 1}); got != 0 {
 		t.Errorf("request beside a suspect is for %d, want 0", got)
 	}
-	if got := p.batch(10, 0, 0); got != 1 {
+	if got := p.target(10, 0, counts{busy: 0, suspects: 0}); got != 1 {
 		t.Errorf("request after a suspect is for %d, want 1", got)
 	}
 }
@@ -59,19 +61,20 @@ func TestPaceStartsSlowlyUntilWhatWasOutIsSettled(t *testing.T) {
 	after := start.Add(31 * time.Second)
 	begin := func() *pace {
 		p := &pace{}
-		p.begin(&live{ackWait: 30 * time.Second, ackPending: 2, delivered: 10}, start)
+		p.begin(&live{ackPending: 2, delivered: 10}, start, start.Add(30*time.Second), false)
+		p.known = 1000
 		return p
 	}
 	wantSlow := func(t *testing.T, p *pace, want bool) {
 		t.Helper()
-		p.ramp = 8
-		if got := p.batch(10, 0, 0) == 1; got != want {
+		p.ramp, p.known = 8, 8
+		if got := p.target(10, 0, counts{busy: 0, suspects: 0}) == 1; got != want {
 			t.Errorf("one at a time = %v, want %v", got, want)
 		}
 	}
 	t.Run("nothing beside one", func(t *testing.T) {
 		t.Parallel()
-		if got := begin().batch(10, 1, 0); got != 0 {
+		if got := begin().target(10, 0, counts{busy: 1, suspects: 0}); got != 0 {
 			t.Errorf("request with one in hand is for %d, want 0", got)
 		}
 	})
@@ -110,7 +113,8 @@ func TestPaceStartsSlowlyUntilWhatWasOutIsSettled(t *testing.T) {
 	t.Run("nothing was out", func(t *testing.T) {
 		t.Parallel()
 		p := &pace{}
-		p.begin(&live{ackWait: 30 * time.Second}, start)
+		p.begin(&live{}, start, start.Add(30*time.Second), false)
+		p.known = 1000
 		wantSlow(t, p, false)
 	})
 }

@@ -3,7 +3,7 @@ package consumer
 import (
 	"context"
 	"log/slog"
-	"slices"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,15 +16,18 @@ import (
 const (
 	// flushTimeout bounds what Run waits for the broker when it stops.
 	flushTimeout = 5 * time.Second
-	// pollEvery is how often a slow start looks whether it is over.
+	// pollEvery is how often a slow start looks whether it is over, and lanes
+	// whether what they wait for is settled.
 	pollEvery = time.Second
+	// maxBehindBytes bounds what waits behind others of its key.
+	maxBehindBytes = 64 << 20
 )
 
 // troubleDelay spaces look-ups and requests that keep failing.
 var troubleDelay = delay.Policy{Initial: 100 * time.Millisecond, Max: 5 * time.Second}
 
-// run is one call of Run. Its loop owns the queue, the puller and the pace; the
-// workers and the messages held aside share the hand.
+// run is one call of Run. Its loop owns the puller and the pace; the workers and
+// the messages held aside share the hand.
 type run struct {
 	*Consumer
 
@@ -35,14 +38,12 @@ type run struct {
 
 	live    atomic.Pointer[live]
 	hand    *hand
-	ready   chan *message // from the loop to the workers; nobody waits in it
-	back    chan *message // from aside to the loop
 	workers sync.WaitGroup
 	aside   sync.WaitGroup
 
-	pull  *puller
-	queue []*message // arrived, not handed to a worker
-	pace  pace
+	pull *puller
+	pace pace
+	gaps gaps
 
 	trouble      *time.Timer // fires when the consumer is to be looked up
 	failures     int         // look-ups that failed in a row
@@ -51,16 +52,14 @@ type run struct {
 	missingSince time.Time   // of the stream
 	refusals     int         // by the server, in a row
 	reported     string      // differences already logged
-	full         bool        // logged that too many messages are held
+	paused       string      // why nothing is asked for, already logged
+	arrivedAt    time.Time   // of the last message
+	askedAt      time.Time   // of the last request
+	fresh        time.Time   // when no redelivery waited for us for the last time
 }
 
 func newRun(ctx context.Context, c *Consumer) *run {
-	r := &run{
-		Consumer: c,
-		hand:     newHand(),
-		ready:    make(chan *message),
-		back:     make(chan *message),
-	}
+	r := &run{Consumer: c, hand: newHand(c.cfg.MaxBehindKey)}
 	r.ctx, r.stop = context.WithCancel(ctx)
 	r.drainCtx, r.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	return r
@@ -73,16 +72,15 @@ func (r *run) loop() error {
 	defer r.stop()
 	connected := r.nc.StatusChanged(nats.CONNECTED, nats.CLOSED)
 	defer r.nc.RemoveStatusListener(connected)
-	p, err := newPuller(r.js, r.cfg)
+	p, err := newPuller(r.js, r.cfg, r.cfg.Workers*r.most)
 	if err != nil {
 		return err
 	}
 	r.pull = p
 	r.trouble = time.NewTimer(0) // look up first
 	defer r.trouble.Stop()
-	watch := time.NewTicker(pullHeartbeat)
+	watch := time.NewTicker(pollEvery)
 	defer watch.Stop()
-
 	keepCtx, stopKeeping := context.WithCancel(context.WithoutCancel(r.ctx))
 	var keeper sync.WaitGroup
 	defer keeper.Wait()
@@ -90,26 +88,16 @@ func (r *run) loop() error {
 
 	for {
 		r.next()
-		var ready chan<- *message
-		var head *message
-		if len(r.queue) > 0 {
-			ready, head = r.ready, r.queue[0]
-		}
 		select {
 		case <-r.ctx.Done():
 			r.drain()
 			return nil
-		case ready <- head:
-			r.queue = r.queue[1:]
 		case m := <-r.pull.msgs:
 			r.receive(m)
-		case m := <-r.back:
-			r.queue = slices.Insert(r.queue, 0, m)
+			r.receiveMore()
 		case <-r.hand.changed:
 		case now := <-watch.C:
-			if r.pull.silent(now) {
-				r.lost("no heartbeat")
-			}
+			r.watch(now)
 		case s := <-connected:
 			if s == nats.CLOSED {
 				r.drain()
@@ -132,44 +120,144 @@ func (r *run) loop() error {
 	}
 }
 
-// next asks for as many messages as there are free workers, at the pace of the
+// watch does what is due now and then.
+func (r *run) watch(now time.Time) {
+	if r.pull.silent(now) {
+		r.lost("no heartbeat")
+	}
+	l := r.live.Load()
+	if l == nil || r.failures > 0 {
+		return
+	}
+	r.pace.probe = r.pace.starting && r.pace.gated
+	if r.pull.pin != "" && now.Sub(r.askedAt) >= l.pinnedTTL/3 {
+		r.askedAt = now
+		if err := r.pull.touch(); err != nil {
+			r.lost(err.Error())
+		}
+	}
+	if r.pull.open() && now.Sub(r.arrivedAt) >= pollEvery {
+		r.fresh = now // nothing waits, or it would have come
+	}
+	r.giveUp(now)
+}
+
+// giveUp lets lanes go on that wait for a message another instance has. The
+// server delivers again before it delivers anew: when something new has come
+// since that message was due, or nothing at all, it is not waiting for us.
+func (r *run) giveUp(now time.Time) {
+	const slack = pollEvery
+	if overdue := r.fresh.Add(-slack); !r.hand.blocked(overdue) {
+		return
+	}
+	l, err := r.lookUp(r.ctx)
+	if err != nil {
+		return // the broker is away: wait on
+	}
+	then := now.Add(-l.ackWait)
+	if r.fresh.Add(-slack).Before(then) {
+		then = r.fresh.Add(-slack)
+	}
+	if lost := r.hand.giveUp(l.ackFloor, then); len(lost) > 0 {
+		r.cfg.Logger.LogAttrs(r.ctx, slog.LevelWarn, "messages to be retried did not come back, going on with later ones of their keys",
+			r.attrs(slog.Int("keys", len(lost)), slog.String("key", lost[0].key))...)
+	}
+}
+
+// next asks for as many messages as the workers can take, at the pace of the
 // moment. Nothing is asked while the consumer is looked up or has never been.
 func (r *run) next() {
 	l := r.live.Load()
-	if l == nil || r.pull.open() || r.failures > 0 {
+	if l == nil || r.failures > 0 {
 		return
 	}
-	busy, suspects, held := r.hand.counts()
-	if full := held >= r.cfg.MaxHeld; full != r.full {
-		r.full = full
-		if full {
-			r.cfg.Logger.LogAttrs(r.ctx, slog.LevelError, "paused: too many messages wait for their dead letters to be stored",
-				r.attrs(slog.Int("held", held))...)
-		}
+	c := r.hand.counts()
+	limit := r.cfg.Workers*r.most + ahead(r.cfg.Workers, c, l.ackWait)
+	r.pollStart(c)
+	due := 0
+	full := r.full(c, l)
+	if full || r.pace.starting {
+		due = r.hand.due(time.Now())
 	}
-	if r.full {
+	n := r.pace.target(limit, due, c)
+	if full {
+		// What was handed back must come, or nothing would ever go on.
+		n = min(n, due)
+	}
+	if r.pace.gated && !r.pace.starting && c.atGate > 0 {
+		r.hand.openGate()
+	}
+	if r.cfg.SingleActive && r.pull.pin == "" {
+		n = min(n, 1) // the others would come to whoever is active then
+	}
+	// Half of it is enough to ask for: a request for each message would cost
+	// as much as the message.
+	if n <= 0 || 2*r.pull.waiting > n {
+		if n > 0 && !r.pace.starting && !full {
+			r.quiet(limit, c)
+		}
 		return
 	}
-	if r.pace.starting && busy == 0 && time.Since(r.polled) >= pollEvery {
-		r.polled = time.Now()
-		if l, err := r.lookUp(r.ctx); err == nil && (l.ackPending == 0 || l.ackFloor >= r.pace.floor) {
-			r.pace.cleared = true
-		}
-	}
-	n := r.pace.batch(r.cfg.Workers, busy, suspects)
+	n -= r.pull.waiting
 	if l.maxBatch > 0 {
 		n = min(n, l.maxBatch)
-	}
-	if n <= 0 {
-		return
 	}
 	expires := pullExpires
 	if l.maxExpires > 0 {
 		expires = min(expires, l.maxExpires)
 	}
+	r.pace.probe = false
+	r.askedAt = time.Now()
 	if err := r.pull.ask(n, expires); err != nil {
 		r.lost(err.Error())
 	}
+}
+
+// quiet spares the loop to hear of messages that leave the hand, until there
+// are so few that it would ask for more.
+func (r *run) quiet(limit int, c counts) {
+	need := max(2*r.pull.waiting, 1)
+	if r.pace.most(c) < need {
+		r.hand.quietUntil(-1) // only what arrives can change that
+	} else if r.hand.quietUntil(limit - need) {
+		r.hand.nudge()
+	}
+}
+
+// pollStart asks now and then whether what was out at the start has settled.
+func (r *run) pollStart(c counts) {
+	if !r.pace.starting || r.pace.cleared || c.busy > 0 || time.Since(r.polled) < pollEvery {
+		return
+	}
+	r.polled = time.Now()
+	if l, err := r.lookUp(r.ctx); err == nil && (l.ackPending <= c.inHand()+c.aside || l.ackFloor >= r.pace.floor) {
+		r.pace.cleared = true
+	}
+}
+
+// full reports whether nothing more is to be taken in, and says so once.
+func (r *run) full(c counts, l *live) (full bool) {
+	most := r.cfg.MaxBehind
+	if l.maxAckPending > 0 {
+		most = min(most, max(l.maxAckPending/2, 1))
+	}
+	var why string
+	var attrs []slog.Attr
+	switch {
+	case c.aside >= r.cfg.MaxHeld:
+		why, attrs = "paused: too many messages wait for their dead letters to be stored", []slog.Attr{slog.Int("held", c.aside)}
+	case c.crowded > 0:
+		why, attrs = "paused: too many messages wait behind one of their key", []slog.Attr{slog.String("key", c.crowd)}
+	case c.behind+c.atGate >= most || c.bytes >= maxBehindBytes:
+		why, attrs = "paused: too many messages wait behind others of their keys", []slog.Attr{slog.Int("behind", c.behind), slog.Int("bytes", c.bytes)}
+	}
+	if why != r.paused {
+		r.paused = why
+		if why != "" {
+			r.cfg.Logger.LogAttrs(r.ctx, slog.LevelError, why, r.attrs(attrs...)...)
+		}
+	}
+	return why != ""
 }
 
 // receive takes in what arrived in the inbox.
@@ -181,32 +269,87 @@ func (r *run) receive(msg *nats.Msg) {
 		r.pace.idle(time.Now())
 	case statusLost:
 		r.lost(text)
+	case statusUnpinned:
+		r.cfg.Logger.LogAttrs(r.ctx, slog.LevelInfo, "another instance is active", r.attrs()...)
 	case statusNone:
 		r.losses = 0
 		r.take(msg)
 	}
 }
 
-// take puts a message in hand and in the queue.
+// receiveMore takes in what else is there.
+func (r *run) receiveMore() {
+	for range maxAhead {
+		select {
+		case m := <-r.pull.msgs:
+			r.receive(m)
+		default:
+			return
+		}
+	}
+}
+
+// take puts a message in hand.
 func (r *run) take(msg *nats.Msg) {
 	md, err := msg.Metadata()
 	if err != nil {
 		r.cfg.Logger.LogAttrs(r.ctx, slog.LevelWarn, "dropped a message that is no delivery", slog.Any("err", err))
 		return
 	}
-	m := &message{msg: msg, d: newDelivery(msg, md)}
+	now := time.Now()
+	r.arrivedAt = now
+	if md.NumDelivered == 1 {
+		r.fresh = now
+	}
+	m := &message{msg: msg, d: newDelivery(msg, md), pending: md.NumPending}
 	if l := r.live.Load(); l != nil && l.maxDeliver > 0 {
 		m.d.Last = m.d.NumDelivered >= uint64(l.maxDeliver)
+		m.alone = m.d.Last && r.cfg.DeadLetters != nil
 	}
-	r.hand.add(m)
-	r.pace.arrived(m, time.Now())
-	r.queue = append(r.queue, m)
+	if r.cfg.SingleActive {
+		r.pinned(msg, m.d)
+	}
+	if r.cfg.GapFunc != nil {
+		r.lookForGap(m)
+	}
+	var key string
+	if !r.cfg.Unordered {
+		key = m.d.lane()
+	}
+	r.hand.add(m, key, r.pace.stops(m.d.StreamSeq))
+	r.pace.arrived(m, now)
+}
+
+// pinned notices that this instance has become the active one. What the last one
+// had in hand comes back first: what is newer waits for it.
+func (r *run) pinned(msg *nats.Msg, d *Delivery) {
+	pin := msg.Header.Get(headerPin)
+	if pin == "" || pin == r.pull.pin {
+		return
+	}
+	r.pull.pin = pin
+	r.cfg.Logger.LogAttrs(r.ctx, slog.LevelInfo, "this instance is active", r.attrs()...)
+	l, err := r.lookUp(r.ctx)
+	if err != nil {
+		// All before this one may be out.
+		l = r.live.Load()
+		l = &live{ackPending: math.MaxInt, delivered: max(d.StreamSeq-1, l.delivered), ackWait: l.ackWait}
+	} else {
+		l.ackPending--                                // this one
+		l.delivered = min(l.delivered, d.StreamSeq-1) // it is not among those that are out
+		if d.NumDelivered > 1 {
+			l.ackPending++
+			l.delivered = max(l.delivered, d.StreamSeq)
+		}
+	}
+	now := time.Now()
+	r.pace.begin(l, now, now.Add(max(l.ackWait, r.cfg.MaxBackoff)), true)
 }
 
 // lost gives up on the open request and has the consumer looked up: at once, or
 // later when the last requests were lost too.
 func (r *run) lost(why string) {
-	r.pull.waiting = 0
+	r.pull.forget()
 	if r.failures > 0 {
 		return // it is looked up already
 	}
@@ -227,7 +370,9 @@ func (r *run) lookAgain() error {
 		return err
 	}
 	if r.live.Swap(l) == nil {
-		r.pace.begin(l, time.Now())
+		now := time.Now()
+		r.pace.begin(l, now, now.Add(l.ackWait), false)
+		r.pull.group = l.group
 	}
 	r.failures, r.refusals, r.missingSince, r.polled = 0, 0, time.Time{}, time.Now()
 	return nil
@@ -252,28 +397,24 @@ func (r *run) drain() {
 	r.stop()
 	r.cfg.Logger.LogAttrs(r.drainCtx, slog.LevelInfo, "consumer is stopping", r.attrs()...)
 	r.unsubscribe()
-	last := r.queue[:0]
-	for _, m := range r.queue {
-		if m.d.Last && r.live.Load() != nil {
-			// Handing it back would end it without a handler ever seeing it
-			// this time. It is handled instead.
-			last = append(last, m)
-			continue
-		}
-		r.send(m, ackNak)
-		r.hand.remove(m)
-	}
+	r.handBack(false)
 	deadline := time.AfterFunc(r.cfg.DrainTimeout, func() { r.cancel(ErrStopping) })
 	defer deadline.Stop()
-	if r.live.Load() != nil {
-		for _, m := range last {
-			r.ready <- m
-		}
-	}
-	close(r.ready)
 	r.workers.Wait()
 	r.aside.Wait()
+	r.handBack(true)
 	r.flush("flush acks")
+}
+
+// handBack asks for other deliveries of what no handler saw.
+func (r *run) handBack(all bool) {
+	for _, m := range r.hand.handBack(all) {
+		if m.wait > 0 {
+			r.send(m.message, nakAfter(m.wait))
+		} else {
+			r.send(m.message, ackNak)
+		}
+	}
 }
 
 // unsubscribe ends the open request and takes in what was on its way.

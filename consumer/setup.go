@@ -30,6 +30,10 @@ type live struct {
 	maxBatch   int           // 0 is unlimited
 	maxExpires time.Duration // 0 is unlimited
 
+	maxAckPending int           // 0 is unlimited
+	group         string        // of a single-active consumer
+	pinnedTTL     time.Duration // for how long its active client may ask for nothing
+
 	delivered  uint64 // highest stream sequence delivered to anybody
 	ackFloor   uint64 // everything up to it is settled
 	ackPending int
@@ -72,9 +76,16 @@ func (r *run) lookUp(ctx context.Context) (*live, error) {
 		ackWait:    info.Config.AckWait,
 		maxBatch:   info.Config.MaxRequestBatch,
 		maxExpires: info.Config.MaxRequestExpires,
+
+		maxAckPending: max(info.Config.MaxAckPending, 0),
+		pinnedTTL:     info.Config.PinnedTTL,
+
 		delivered:  info.Delivered.Stream,
 		ackFloor:   info.AckFloor.Stream,
 		ackPending: info.NumAckPending,
+	}
+	if r.cfg.SingleActive {
+		l.group = info.Config.PriorityGroups[0]
 	}
 	for _, d := range info.Config.BackOff {
 		l.ackWait = min(l.ackWait, d)
@@ -89,7 +100,13 @@ func (r *run) check(have jetstream.ConsumerConfig) error {
 	if have.AckPolicy != jetstream.AckExplicitPolicy {
 		return fmt.Errorf("consumer %s has ack policy %v, want explicit: %w", name, have.AckPolicy, ErrUnusable)
 	}
-	if len(have.PriorityGroups) > 0 {
+	pinned := have.PriorityPolicy == jetstream.PriorityPolicyPinned && len(have.PriorityGroups) == 1
+	switch {
+	case r.cfg.SingleActive && !pinned:
+		return fmt.Errorf("consumer %s is shared by its instances, want a pinned one for SingleActive: %w", name, ErrUnusable)
+	case !r.cfg.SingleActive && pinned:
+		return fmt.Errorf("consumer %s serves one active instance only, want SingleActive in the configuration: %w", name, ErrUnusable)
+	case len(have.PriorityGroups) > 0 && !pinned:
 		return fmt.Errorf("consumer %s has priority groups %q, which are not supported: %w", name, have.PriorityGroups, ErrUnusable)
 	}
 	diff := strings.Join(differences(r.cfg.server(), have), "; ")

@@ -36,43 +36,68 @@ func (r *run) work() {
 			r.workers.Go(r.work)
 		}
 	}()
-	for m := range r.ready {
-		r.handle(m)
+	var buf []*message
+	for {
+		buf = r.hand.next(buf[:0], r.most, r.cfg.HandleTimeout+handlerGrace)
+		if len(buf) == 0 {
+			break
+		}
+		if r.batch != nil {
+			r.handleBatch(buf)
+			clear(buf)
+			continue
+		}
+		r.handle(buf[0])
+		buf[0] = nil // it is not kept while this worker waits
 	}
 	ended = true
+}
+
+// ready decodes a message and does what comes before its handler. It reports
+// whether there is something to handle now.
+func (r *run) ready(m *message) (ready bool) {
+	m.d.decode(m.msg)
+	if m.d.skip() {
+		r.settle(m, Skip, 0, ackAck)
+		return false
+	}
+	return r.intend(m)
 }
 
 // handle runs the handler and settles the message. The verdict is reached in a
 // deferred call, which runs after a return, a panic and runtime.Goexit alike: a
 // handler that did not return nil never has its message acknowledged.
 func (r *run) handle(m *message) {
-	if m.d.skip() {
-		r.settle(m, Skip, 0, ackAck)
+	if !r.ready(m) {
 		return
 	}
-	if !r.intend(m) {
-		return
-	}
-	ctx, cancel := context.WithTimeoutCause(r.drainCtx, r.cfg.HandleTimeout, ErrHandleTimeout)
-	defer cancel()
 	start := time.Now()
-	r.hand.start(m, start.Add(r.cfg.HandleTimeout+handlerGrace))
+	ctx, cancel := context.WithDeadlineCause(r.drainCtx, start.Add(r.cfg.HandleTimeout), ErrHandleTimeout)
+	defer cancel()
 	err := ErrGoexit
 	defer func() {
 		if p := recover(); p != nil {
 			err = &PanicError{Value: p, Stack: debug.Stack()}
 		}
-		if cause := context.Cause(ctx); err != nil && cause != nil && errors.Is(err, ctx.Err()) {
-			err = fmt.Errorf("%w: %w", cause, err)
-		}
-		r.judge(m, err, time.Since(start))
+		took := time.Since(start)
+		r.judge(m, because(ctx, err), took, took)
 	}()
 	err = r.handler(ctx, m.d)
 }
 
-// judge turns what the handler returned into a verdict.
-func (r *run) judge(m *message, err error, took time.Duration) {
-	overdue := r.hand.stop(m)
+// because adds why ctx was canceled to an error that comes of it.
+func because(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); err != nil && cause != nil && errors.Is(err, ctx.Err()) {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
+}
+
+// judge turns what the handler returned into a verdict. It reports whether the
+// message is to come again. took is what the handler took, share what of it was
+// for this message.
+func (r *run) judge(m *message, err error, took, share time.Duration) (again bool) {
+	overdue := r.hand.stop(m, share)
 	switch {
 	case err == nil:
 		if m.d.duplicate && r.cfg.DuplicateFunc != nil {
@@ -93,6 +118,7 @@ func (r *run) judge(m *message, err error, took time.Duration) {
 		// fenced: a nak now would hit that delivery.
 		r.failed(m, err, "none, the server delivers again")
 		r.settle(m, Nak, took, "")
+		return true
 
 	case m.d.Last:
 		// Nothing comes after this one; without a delay the server says so
@@ -105,7 +131,9 @@ func (r *run) judge(m *message, err error, took time.Duration) {
 		r.failed(m, err, "retry", slog.Duration("delay", d))
 		r.nak(m, d)
 		r.settle(m, Nak, took, "")
+		return true
 	}
+	return false
 }
 
 // failed logs an attempt and what comes next.
@@ -138,8 +166,12 @@ func (r *run) handled(m *message, v Verdict, took time.Duration) {
 // nak asks for another delivery after d. With the server's BackOff empty the
 // delay is exact.
 func (r *run) nak(m *message, d time.Duration) {
-	r.hand.handedBack(m)
-	r.send(m, ackNak+` {"delay":`+strconv.FormatInt(d.Nanoseconds(), 10)+`}`)
+	r.hand.handedBack(m, d)
+	r.send(m, nakAfter(d))
+}
+
+func nakAfter(d time.Duration) (answer string) {
+	return ackNak + ` {"delay":` + strconv.FormatInt(d.Nanoseconds(), 10) + `}`
 }
 
 // send answers a delivery. An answer that cannot be sent is no more lost than

@@ -1,0 +1,202 @@
+package consumer
+
+import (
+	"slices"
+	"time"
+)
+
+// lane is the messages of one ordering key in hand. They are handled in stream
+// order: one is with a worker (or several in one batch), the others wait behind
+// it, and behind one that was handed back and is to come again.
+type lane struct {
+	key     string
+	waiting []*message // by stream sequence
+	leading int        // messages it waits for
+
+	// blocked is the stream sequence of the message that is to come again at
+	// due, 0 for none. Later ones wait for it.
+	blocked uint64
+	due     time.Time
+}
+
+// join makes m a message of its key's lane.
+func (h *hand) join(m *message, key string) {
+	l := h.lanes[key]
+	if l == nil {
+		l = &lane{key: key}
+		h.lanes[key] = l
+	}
+	m.lane = l
+	if l.blocked == m.d.StreamSeq {
+		l.blocked = 0 // it has come
+	}
+}
+
+// wait puts m behind the earlier ones of its lane.
+func (h *hand) wait(m *message) {
+	l := m.lane
+	h.put(m, behind)
+	i := len(l.waiting)
+	for i > 0 && bySequence(m, l.waiting[i-1]) < 0 {
+		i--
+	}
+	l.waiting = slices.Insert(l.waiting, i, m)
+	if len(l.waiting) == h.laneSize {
+		h.crowded++
+		h.crowd = l.key
+	}
+}
+
+// open reports whether the first waiting message may go.
+func (l *lane) open() (open bool) {
+	return len(l.waiting) > 0 && (l.blocked == 0 || l.waiting[0].d.StreamSeq < l.blocked)
+}
+
+// shift takes the first waiting message, which leads from now on.
+func (h *hand) shift(l *lane) *message {
+	m := l.waiting[0]
+	if len(l.waiting) == h.laneSize {
+		h.crowded--
+	}
+	l.waiting = l.waiting[1:]
+	l.leading++
+	m.leads = true
+	h.take(m)
+	return m
+}
+
+// advance queues the next message of a lane that waits for none, and forgets a
+// lane that is empty.
+func (h *hand) advance(l *lane) {
+	switch {
+	case l.leading > 0:
+	case l.open() && !h.closed:
+		h.enqueue(h.shift(l))
+	case len(l.waiting) == 0 && l.blocked == 0:
+		delete(h.lanes, l.key)
+	}
+}
+
+// follow adds to a batch what waits behind m in its lane and may go with it.
+func (h *hand) follow(m *message, batch []*message, most int, deadline time.Time) []*message {
+	l := m.lane
+	for l != nil && len(batch) < most && l.open() && !l.waiting[0].alone && !h.closed {
+		next := h.shift(l)
+		h.put(next, running)
+		next.deadline = deadline
+		batch = append(batch, next)
+	}
+	return batch
+}
+
+// leave ends a lane's waiting for m.
+func (h *hand) leave(m *message) {
+	if !m.leads {
+		return
+	}
+	m.leads = false
+	m.lane.leading--
+	h.advance(m.lane)
+}
+
+// block makes the lane of m, which leads it, wait until m comes again.
+func (h *hand) block(m *message, due time.Time) {
+	// The lowest one counts: those after it wait for it anyway.
+	if l := m.lane; l != nil && m.leads && (l.blocked == 0 || m.d.StreamSeq < l.blocked) {
+		l.blocked, l.due = m.d.StreamSeq, due
+	}
+}
+
+// putBack undoes the start of a message that no handler was given.
+func (h *hand) putBack(m *message) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m.deadline = time.Time{}
+	h.take(m)
+	h.wait(m)
+	h.leave(m)
+}
+
+// blocked returns whether lanes wait for messages that should have come by
+// then.
+func (h *hand) blocked(then time.Time) (any bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, l := range h.lanes {
+		if l.blocked != 0 && l.due.Before(then) {
+			return true
+		}
+	}
+	return false
+}
+
+// giveUp ends the waiting for messages that are settled (up to floor), and for
+// those that were due by then: another instance has them.
+func (h *hand) giveUp(floor uint64, then time.Time) (lost []*lane) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, l := range h.lanes {
+		if l.blocked == 0 || (l.blocked > floor && !l.due.Before(then)) {
+			continue
+		}
+		if l.blocked > floor {
+			lost = append(lost, l)
+		}
+		l.blocked = 0
+		h.advance(l)
+	}
+	for seq, k := range h.naks {
+		if seq <= floor || k.due.Before(then) {
+			delete(h.naks, seq)
+		}
+	}
+	h.notify()
+	return lost
+}
+
+// handBack takes out, in stream order, what no worker has and none will get:
+// with all, everything, otherwise not what waits behind a message whose fate is
+// open. What is on its last delivery stays, for the workers: handing it back
+// would end it although no handler saw it, and that is worse than its order.
+func (h *hand) handBack(all bool) (back []returned) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closed = true
+	h.queue = nil
+	open := make(map[*lane]bool) // fates
+	for m := range h.messages {
+		if m.leads && m.place != ready || m.lane != nil && m.lane.blocked != 0 {
+			open[m.lane] = true
+		}
+	}
+	now := time.Now()
+	for m := range h.messages {
+		switch {
+		case m.place == running || m.place == aside:
+		case m.d.Last:
+			h.take(m)
+			h.enqueue(m)
+		case m.place == behind && open[m.lane] && !all:
+		default:
+			b := returned{message: m}
+			if l := m.lane; l != nil && l.blocked != 0 && m.d.StreamSeq > l.blocked {
+				b.wait = max(l.due.Sub(now), 0) + time.Millisecond
+			}
+			back = append(back, b)
+			h.take(m)
+			delete(h.messages, m)
+		}
+	}
+	h.more.Broadcast()
+	slices.SortFunc(h.queue, bySequence)
+	slices.SortFunc(back, func(a, b returned) int { return bySequence(a.message, b.message) })
+	return back
+}
+
+// returned is a message to hand back: after wait, so that it does not come
+// before the one it waits for.
+type returned struct {
+	*message
+
+	wait time.Duration
+}
