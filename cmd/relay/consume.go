@@ -13,9 +13,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/seed-5e04d8fb/jetbox/consumer"
-	dedupsqlite "github.com/seed-5e04d8fb/jetbox/dedup/sqlite"
+	"github.com/seed-5e04d8fb/jetbox/dedup"
 	"github.com/seed-5e04d8fb/jetbox/dlq"
-	"github.com/seed-5e04d8fb/jetbox/outbox/sqlite"
 )
 
 // consumeFlags are the flags of relay consume.
@@ -28,7 +27,9 @@ type consumeFlags struct {
 	backoff    time.Duration
 	maxBackoff time.Duration
 	timeout    time.Duration
-	ledger     string
+
+	ledger          string
+	ledgerRetention time.Duration
 
 	print       bool
 	json        bool
@@ -47,7 +48,8 @@ func (f *consumeFlags) define(fs *flag.FlagSet) {
 	define(fs, &f.backoff, "backoff", time.Second, positiveDuration, "`TIME` to wait after the first failure; doubles up to --max-backoff")
 	define(fs, &f.maxBackoff, "max-backoff", time.Minute, positiveDuration, "longest `TIME` to wait after a failure")
 	define(fs, &f.timeout, "timeout", 5*time.Minute, positiveDuration, "longest `TIME` to handle one event")
-	define(fs, &f.ledger, "ledger", "", someText, "`URL` of a database (sqlite:FILE) that remembers what succeeded, so that\nit is not run again; with --exec, --exec-lines and --webhook")
+	define(fs, &f.ledger, "ledger", "", someText, "`URL` of a database (sqlite:FILE or postgres://...) that remembers what\nsucceeded, so that it is not run again; with --exec, --exec-lines and --webhook")
+	define(fs, &f.ledgerRetention, "ledger-retention", dedup.DefaultRetention, positiveDuration, "`TIME` the ledger remembers at least")
 	fs.BoolVar(&f.print, "print", false, "write subject and payload to stdout, one event a line")
 	fs.BoolVar(&f.json, "json", false, "with --print: one JSON object per event")
 	define(fs, &f.exec, "exec", "", someText, "shell `COMMAND` to run for each event")
@@ -71,6 +73,9 @@ func (f *consumeFlags) check() error {
 	}
 	if f.maxBackoff < f.backoff {
 		return usagef("--max-backoff %v is shorter than --backoff %v", shortDuration(f.maxBackoff), shortDuration(f.backoff))
+	}
+	if f.ledger != "" {
+		return f.checkLedger()
 	}
 	return nil
 }
@@ -96,8 +101,9 @@ relay consume stops.
 
 --webhook sends a POST with the payload, Idempotency-Key, X-Event-Id and
 X-Event-Type, X-Event-Subject, and the ce- headers. 2xx is success; 409, 429,
-5xx and no answer are tried again, after Retry-After where given; other answers
-are permanent errors. --hmac-key-file adds X-Jetbox-Signature: t=UNIX,v1=HEX,
+5xx and no answer are tried again, after Retry-After where given (a minute at
+most, and half of --timeout); so are redirects, which are not followed. Other
+answers are permanent errors. --hmac-key-file adds X-Jetbox-Signature: t=UNIX,v1=HEX,
 the HMAC-SHA256 of "UNIX.PAYLOAD" with the file's content, without a newline at
 its end, as key.`
 
@@ -123,14 +129,6 @@ func consume(ctx context.Context, a *app, f consumeFlags) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeHandler()) }()
-	if f.ledger != "" {
-		ledger, closeLedger, err := openLedger(ctx, f.ledger)
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, closeLedger()) }()
-		handler = remember(ledger, handler)
-	}
 	nc, js, err := a.connect("relay consume "+f.durable, "_INBOX_worker")
 	if err != nil {
 		return err
@@ -140,7 +138,21 @@ func consume(ctx context.Context, a *app, f consumeFlags) (err error) {
 	if err != nil {
 		return err
 	}
-	c, err := consumer.New(js, handler, consumer.Config{
+	var (
+		c        *consumer.Consumer
+		remember ledger
+	)
+	if f.ledger != "" {
+		oldest := func(ctx context.Context) (time.Time, error) { return c.Oldest(ctx) }
+		var closeLedger func() error
+		remember, closeLedger, err = f.openLedger(ctx, keeper(oldest, letters, a.global.stream, f.durable), a.log)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, closeLedger()) }()
+		handler = besideLedger(remember, a.log, handler)
+	}
+	c, err = consumer.New(js, handler, consumer.Config{
 		Stream:         a.global.stream,
 		Durable:        f.durable,
 		FilterSubjects: f.filters,
@@ -155,6 +167,9 @@ func consume(ctx context.Context, a *app, f consumeFlags) (err error) {
 	})
 	if err != nil {
 		return usageError{err}
+	}
+	if remember != nil {
+		defer inBackground(ctx, remember.Run)()
 	}
 	err = c.Run(ctx)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -173,7 +188,7 @@ func (f *consumeFlags) handler(a *app) (consumer.Handler, func() error, error) {
 		h := newLinesHandler(f.execLines, a.environ, a.stderr)
 		return h.handle, h.close, nil
 	case f.webhook != "":
-		h, err := newWebhook(f.webhook, f.hmacKeyFile)
+		h, err := newWebhook(f.webhook, f.hmacKeyFile, f.timeout)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -197,24 +212,4 @@ func (p *printer) handle(_ context.Context, d *consumer.Delivery) error {
 	}
 	_, err := fmt.Fprintln(p.w, strings.TrimSpace(printable(d.Subject)+" "+printable(string(d.Payload))))
 	return err
-}
-
-// openLedger opens the database that remembers what was handled.
-func openLedger(ctx context.Context, dbURL string) (*dedupsqlite.Ledger, func() error, error) {
-	if isPostgres(dbURL) {
-		return nil, nil, withHint(fmt.Errorf("a ledger in PostgreSQL is not in this version yet (--ledger %s)", mask(dbURL)), "use sqlite:FILE")
-	}
-	path, err := sqlite.ParseURL(dbURL)
-	if err != nil {
-		return nil, nil, usagef("--ledger: %w", err)
-	}
-	db, err := sqlite.OpenDB(ctx, path)
-	if err != nil {
-		return nil, nil, err
-	}
-	ledger, err := dedupsqlite.New(ctx, db, dedupsqlite.Config{})
-	if err != nil {
-		return nil, nil, errors.Join(err, db.Close())
-	}
-	return ledger, db.Close, nil
 }

@@ -225,7 +225,7 @@ func TestWebhookTurnsStatusIntoVerdict(t *testing.T) {
 				_, _ = io.WriteString(w, "because")
 			}
 		}))
-		w, err := newWebhook(srv.URL, "")
+		w, err := newWebhook(srv.URL, "", time.Minute)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -256,7 +256,7 @@ func TestWebhookSendsEventAndSignature(t *testing.T) {
 		requests <- r
 	}))
 	defer srv.Close()
-	w, err := newWebhook(srv.URL, keyFile)
+	w, err := newWebhook(srv.URL, keyFile, time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -282,7 +282,7 @@ func TestWebhookSendsEventAndSignature(t *testing.T) {
 	if want := hex.EncodeToString(mac.Sum(nil)); signature != want {
 		t.Errorf("signature %q, want %q", signature, want)
 	}
-	if _, err := newWebhook(srv.URL, keyFile+"x"); err == nil {
+	if _, err := newWebhook(srv.URL, keyFile+"x", time.Minute); err == nil {
 		t.Error("a missing key file is accepted")
 	}
 }
@@ -291,15 +291,21 @@ func TestWebhookHonorsRetryAfter(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	for value, want := range map[string]time.Duration{
-		"": 0, "0": 0, "-5": 0, "soon": 0, "7": 7 * time.Second, "9999999": retryAfterMost,
+		"": 0, "0": 0, "-5": 0, "soon": 0, "7": 7 * time.Second, "9999999": retryAfterMost, "9223372036854775807": retryAfterMost,
 		now.Add(20 * time.Second).Format(http.TimeFormat): 20 * time.Second,
 		now.Add(-time.Hour).Format(http.TimeFormat):       -time.Hour,
 		now.Add(time.Hour).Format(http.TimeFormat):        retryAfterMost,
 	} {
-		var w webhook
-		w.keepQuiet(value, now)
-		if got := w.quietUntil(); want == 0 && !got.IsZero() || want > 0 && !got.Equal(now.Add(want)) {
-			t.Errorf("Retry-After %q: quiet until %v, want now + %v", value, got, want)
+		for timeout, most := range map[time.Duration]time.Duration{time.Hour: retryAfterMost, 20 * time.Second: 10 * time.Second} {
+			w, err := newWebhook("http://x.example", "", timeout)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.keepQuiet(value, now)
+			want := min(want, most)
+			if got := w.quietUntil(); want == 0 && !got.IsZero() || want > 0 && !got.Equal(now.Add(want)) {
+				t.Errorf("Retry-After %q, --timeout %v: quiet until %v, want now + %v", value, timeout, got, want)
+			}
 		}
 	}
 }

@@ -27,7 +27,9 @@ const (
 	headerEventSubject = "X-Event-Subject"
 	headerSignature    = "X-Jetbox-Signature"
 
-	// retryAfterMost bounds how long a receiver may ask for silence.
+	// retryAfterMost bounds how long a receiver may ask for silence, and half the
+	// time there is for one event does: a wait that uses it up would count as a
+	// failed delivery, and nothing was delivered.
 	retryAfterMost = time.Minute
 
 	// answerKept is how much of an answer's body goes into an error.
@@ -45,15 +47,16 @@ func webhookURL(s string) (string, error) {
 // webhook posts events. It is safe for concurrent use.
 type webhook struct {
 	url    string
-	key    []byte // signs, when set
+	key    []byte        // signs, when set
+	quiet  time.Duration // the longest silence
 	client *http.Client
 
 	mu      sync.Mutex
 	silence time.Time // guarded by mu; the receiver wants nothing before
 }
 
-func newWebhook(target, keyFile string) (*webhook, error) {
-	w := &webhook{url: target, client: &http.Client{
+func newWebhook(target, keyFile string, timeout time.Duration) (*webhook, error) {
+	w := &webhook{url: target, quiet: min(retryAfterMost, timeout/2), client: &http.Client{
 		// A redirected POST becomes a GET without the event: not followed.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
@@ -147,11 +150,11 @@ func (w *webhook) judge(resp *http.Response, text string) error {
 func (w *webhook) keepQuiet(retryAfter string, now time.Time) {
 	var until time.Time
 	if seconds, err := strconv.Atoi(retryAfter); err == nil && seconds > 0 {
-		until = now.Add(min(time.Duration(seconds)*time.Second, retryAfterMost))
+		until = now.Add(time.Duration(min(seconds, int(retryAfterMost/time.Second))) * time.Second)
 	} else if t, err := http.ParseTime(retryAfter); err == nil {
 		until = t
 	}
-	if most := now.Add(retryAfterMost); until.After(most) {
+	if most := now.Add(w.quiet); until.After(most) {
 		until = most
 	}
 	w.mu.Lock()
