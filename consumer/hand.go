@@ -75,7 +75,7 @@ type hand struct {
 	naks     map[uint64]nak
 	closed   bool // nothing more becomes ready
 
-	pace time.Duration // what a message takes a worker, on average; 0 is unknown
+	pace time.Duration // what a message takes a worker, if slow; 0 is unknown
 	size int           // bytes of a message, on average
 	wake int           // tell the loop when no more than so many are busy
 
@@ -96,7 +96,7 @@ type nak struct {
 // are then handled with the caution for suspects.
 const maxNaks = 8192
 
-// weight of the past in averages: 16 messages change them.
+// weight of the past: so many messages change an average.
 const weight = 16
 
 func newHand(laneSize int) *hand {
@@ -237,14 +237,14 @@ func (h *hand) restart(m *message, deadline time.Time) {
 }
 
 // stop notes that the handler of a message returned, and what it took for each
-// message it had. overdue reports that the server was left to deliver it again.
+// message it had, 0 if that says nothing. overdue reports that the server was
+// left to deliver it again.
 func (h *hand) stop(m *message, took time.Duration) (overdue bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if took = max(took, 1); h.pace == 0 {
-		h.pace = took
+	if took > 0 {
+		h.pace = max(took, h.pace+(took-h.pace)/weight)
 	}
-	h.pace += (took - h.pace) / weight
 	m.deadline = time.Time{}
 	return m.lapsed
 }

@@ -284,64 +284,69 @@ func TestSecondRunIsRefusedWhileTheFirstRuns(t *testing.T) {
 // allowed, a supervisor starts the process again. Only the one is lost to the
 // dead letters.
 func TestCrashLoopDeadLettersOnlyTheMessageThatCrashes(t *testing.T) {
-	inBubble(t, func(b *bus) {
-		const messages = 50
-		b.publishN(messages)
-		var handled record
-		dlq := &letters{}
-		crashes := 0
-		for process := 0; ; process++ {
-			nc, js := b.connect(nats.NoReconnect())
-			var crashed atomic.Bool
-			c, err := consumer.New(js, func(_ context.Context, d *consumer.Delivery) error {
-				if d.Key == "k004" && !crashed.Swap(true) {
-					crashes++
-					nc.Close() // the end of the process, for the broker
-				}
-				time.Sleep(100 * time.Millisecond)
-				if crashed.Load() {
-					return errHandler // nobody hears this
-				}
-				handled.add(d)
-				return nil
-			}, b.config(consumer.Config{Workers: 10, MaxDeliver: 3, DeadLetters: dlq, DrainTimeout: time.Second}))
+	inBubble(t, func(b *bus) { crashLoop(b, "k004", 100*time.Millisecond) })
+}
+
+// crashLoop has a handler that takes a while end its process on one of 50
+// messages, and checks that exactly that one is lost to the dead letters.
+func crashLoop(b *bus, poison string, takes time.Duration) {
+	b.Helper()
+	const messages = 50
+	b.publishN(messages)
+	var handled record
+	dlq := &letters{}
+	crashes := 0
+	for process := 0; ; process++ {
+		nc, js := b.connect(nats.NoReconnect())
+		var crashed atomic.Bool
+		c, err := consumer.New(js, func(_ context.Context, d *consumer.Delivery) error {
+			if d.Key == poison && !crashed.Swap(true) {
+				crashes++
+				nc.Close() // the end of the process, for the broker
+			}
+			time.Sleep(takes)
+			if crashed.Load() {
+				return errHandler // nobody hears this
+			}
+			handled.add(d)
+			return nil
+		}, b.config(consumer.Config{Workers: 10, MaxDeliver: 3, DeadLetters: dlq, DrainTimeout: time.Second}))
+		if err != nil {
+			b.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(b.Context(), 10*time.Minute)
+		err = c.Run(ctx)
+		cancel()
+		nc.Close()
+		if !crashed.Load() {
 			if err != nil {
-				b.Fatal(err)
+				b.Errorf("Run: %v", err)
 			}
-			ctx, cancel := context.WithTimeout(b.Context(), 10*time.Minute)
-			err = c.Run(ctx)
-			cancel()
-			nc.Close()
-			if !crashed.Load() {
-				if err != nil {
-					b.Errorf("Run: %v", err)
-				}
-				break
-			}
-			if process > 10 {
-				b.Fatal("the process crashes for ever")
-			}
+			break
 		}
-		if crashes != 3 {
-			b.Errorf("crashes = %d, want one for each delivery", crashes)
+		if process > 10 {
+			b.Fatal("the process crashes for ever")
 		}
-		if n := len(handled.all()); n < messages-1 {
-			b.Errorf("handled = %d, want at least %d", n, messages-1)
-		}
-		unique := map[string]bool{}
-		for _, k := range handled.keys() {
-			unique[k] = true
-		}
-		if len(unique) != messages-1 || unique["k004"] {
-			b.Errorf("different messages handled = %d, want all but the one", len(unique))
-		}
-		var left []string
-		for _, s := range dlq.named("intend") {
-			left = append(left, s.f.Header[jetbox.HeaderIdempotencyKey][0])
-		}
-		withdrawn := len(dlq.named("withdraw"))
-		if len(left)-withdrawn != 1 || !strings.Contains(strings.Join(left, " "), "k004") {
-			b.Errorf("intents = %v, %d withdrawn, want only k004's to be left", left, withdrawn)
-		}
-	})
+	}
+	if crashes != 3 {
+		b.Errorf("crashes = %d, want one for each delivery", crashes)
+	}
+	if n := len(handled.all()); n < messages-1 {
+		b.Errorf("handled = %d, want at least %d", n, messages-1)
+	}
+	unique := map[string]bool{}
+	for _, k := range handled.keys() {
+		unique[k] = true
+	}
+	if len(unique) != messages-1 || unique[poison] {
+		b.Errorf("different messages handled = %d, want all but the one", len(unique))
+	}
+	var left []string
+	for _, s := range dlq.named("intend") {
+		left = append(left, s.f.Header[jetbox.HeaderIdempotencyKey][0])
+	}
+	withdrawn := len(dlq.named("withdraw"))
+	if len(left)-withdrawn != 1 || !strings.Contains(strings.Join(left, " "), poison) {
+		b.Errorf("intents = %v, %d withdrawn, want only %s's to be left", left, withdrawn, poison)
+	}
 }

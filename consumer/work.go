@@ -97,6 +97,11 @@ func because(ctx context.Context, err error) error {
 // message is to come again. took is what the handler took, share what of it was
 // for this message.
 func (r *run) judge(m *message, err error, took, share time.Duration) (again bool) {
+	if err != nil {
+		share = 0 // failures are quick or slow for reasons of their own
+	} else {
+		share = max(share, 1)
+	}
 	overdue := r.hand.stop(m, share)
 	switch {
 	case err == nil:
