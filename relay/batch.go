@@ -69,10 +69,12 @@ func (s *session) publish(batch []outbound) (outcomes []jetbox.Outcome, outage e
 	// crash at the end of the batch leaves a second copy of its beginning.
 	enough := time.Now().Add(s.cfg.Lease)
 	maySend := func() bool { return s.maySend() && time.Now().Before(enough) }
+	born := s.born(batch)
 	var t tally
 	for i, res := range s.engine.publish(s.hard, messages, maySend) {
 		s.judge(&t, batch[i], res)
 	}
+	s.remember(t.outcomes, t.duplicates > 0, born)
 	if t.outage != nil {
 		s.streams.forget()
 	}
@@ -161,6 +163,7 @@ func (s *session) stored(b outbound, res result) (jetbox.Outcome, error) {
 		State:     jetbox.Published,
 		Stream:    res.ack.Stream,
 		StreamSeq: res.ack.Sequence,
+		MsgID:     b.row.Event.Key,
 		Remove:    s.cfg.removal(),
 	}, nil
 }

@@ -21,6 +21,17 @@ const (
 	Freeze OnDead = "freeze"
 )
 
+// OnRecreated says what happens to published rows whose stream was deleted and
+// created anew.
+type OnRecreated string
+
+const (
+	// Leave leaves them as they are, and says so.
+	Leave OnRecreated = "leave"
+	// Republish publishes those that are retained again.
+	Republish OnRecreated = "republish"
+)
+
 // Config tunes a [Relay]. The zero value is ready to use.
 type Config struct {
 	// Stream is the stream the events go to. Default "EVENTS". Rows whose
@@ -56,6 +67,10 @@ type Config struct {
 
 	// OnDead says what happens to the key of a parked row. Default Skip.
 	OnDead OnDead
+
+	// OnRecreated says what happens to rows that were published to a stream which a
+	// person has created anew since. Default Leave.
+	OnRecreated OnRecreated
 
 	// Retention is how long published rows are kept, or [DeleteAtOnce].
 	// Default 24h. It may not be shorter than the stream's duplicate window or
@@ -100,6 +115,10 @@ type Hooks struct {
 	// messages, or was created anew.
 	UnverifiedFunc func()
 
+	// RepublishedFunc is called with the number of rows, recorded as published, that
+	// are pending again because their stream has lost them, or was created anew.
+	RepublishedFunc func(rows int)
+
 	// LateFunc is called for each row that was published although a higher one of
 	// its ordering key was published before: its transaction had not ended by
 	// then. What this relay does not remember, or did not publish itself, is not
@@ -120,6 +139,7 @@ func (c Config) withDefaults() Config {
 	set(&c.Backoff, time.Second)
 	set(&c.MaxBackoff, time.Minute)
 	set(&c.OnDead, Skip)
+	set(&c.OnRecreated, Leave)
 	set(&c.Retention, 24*time.Hour)
 	set(&c.BrokerSync, 2*time.Minute)
 	set(&c.DrainTimeout, 10*time.Second)
@@ -134,6 +154,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Hooks.UnverifiedFunc == nil {
 		c.Hooks.UnverifiedFunc = func() {}
+	}
+	if c.Hooks.RepublishedFunc == nil {
+		c.Hooks.RepublishedFunc = func(int) {}
 	}
 	if c.Hooks.LateFunc == nil {
 		c.Hooks.LateFunc = func() {}
@@ -177,6 +200,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("relay: MaxAttempts is %d, want a positive count", c.MaxAttempts)
 	case c.OnDead != Skip && c.OnDead != Freeze:
 		return fmt.Errorf("relay: OnDead is %q, want %q or %q", c.OnDead, Skip, Freeze)
+	case c.OnRecreated != Leave && c.OnRecreated != Republish:
+		return fmt.Errorf("relay: OnRecreated is %q, want %q or %q", c.OnRecreated, Leave, Republish)
 	case c.Retention < 0 && c.Retention != DeleteAtOnce:
 		return fmt.Errorf("relay: Retention is %v, want a positive duration or DeleteAtOnce", c.Retention)
 	case len(c.Source) > maxSource:

@@ -108,7 +108,7 @@ func unsettled(rows []jetbox.Row, outcomes []jetbox.Outcome) (rest []jetbox.Row)
 // interrupted reports that no other batch may follow this one: the loop has to
 // look what there is to do first.
 func (s *session) interrupted() (interrupted bool) {
-	return !s.maySend() || s.share.now().Excess > 0
+	return !s.maySend() || s.share.now().Excess > 0 || s.watch.suspected(s.streams.js.Conn())
 }
 
 // held returns the ordering keys of a batch that may not go on: those of rows that

@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -34,7 +37,8 @@ type Health struct {
 	// relay, or through the one it stands by for.
 	Ready bool
 
-	// Reason says what is wrong, or who works while this one stands by.
+	// Reason says what is wrong, who works while this one stands by, or what happened
+	// to a stream since this relay was started.
 	Reason string
 
 	// Shards is how many shards of the source this relay holds now, 0 while it
@@ -50,11 +54,12 @@ const (
 	partBroker
 	partPublish
 	partRecord
+	partStream
 	parts
 )
 
 func (p part) String() string {
-	return [...]string{"database", "broker", "publish", "record"}[p]
+	return [...]string{"database", "broker", "publish", "record", "stream"}[p]
 }
 
 type health struct {
@@ -62,6 +67,7 @@ type health struct {
 	role   Role
 	holder string
 	faults [parts]error
+	notes  map[string]string // what happened, by stream
 
 	// troubled is since when there has always been a fault that keeps this relay,
 	// and perhaps not another, from publishing. failed is when publishing or
@@ -95,7 +101,7 @@ func (h *health) state() Health {
 	case RoleStopped:
 		return Health{Role: role, Reason: "stopped"}
 	default:
-		return Health{Role: role, Ready: true}
+		return Health{Role: role, Ready: true, Reason: strings.Join(slices.Sorted(maps.Values(h.notes)), "; ")}
 	}
 }
 
@@ -109,8 +115,19 @@ func (h *health) setRole(role Role, holder string) (changed bool) {
 		// business; whether it can reach broker and database still is.
 		h.set(partPublish, nil)
 		h.set(partRecord, nil)
+		h.set(partStream, nil)
 	}
 	return changed
+}
+
+// note keeps what happened to a stream in sight.
+func (h *health) note(stream, what string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.notes == nil || len(h.notes) >= cacheMost {
+		h.notes = make(map[string]string)
+	}
+	h.notes[stream] = what
 }
 
 // set notes the fault of a part, nil for none, and since when there is trouble. mu

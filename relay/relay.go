@@ -28,6 +28,7 @@ type Relay struct {
 	late    *highest // used by the loop alone
 	wake    chan struct{}
 	at      positions
+	watch   watch
 	share   share
 	health  health
 	started sync.Once
@@ -173,6 +174,7 @@ func (r *Relay) lead(ctx context.Context, lease jetbox.Lease, asked time.Time) (
 	defer lost(nil)
 	s := &session{Relay: r, ctx: leadCtx, hard: hard, size: r.cfg.Batch, unverified: make(map[int64]bool), absent: make(map[int64]bool)}
 	s.extend(asked)
+	r.watch.suspect() // what happened while others worked, or nobody
 
 	var wg sync.WaitGroup
 	wg.Go(func() { s.keepLease(lost) })

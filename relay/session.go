@@ -84,6 +84,9 @@ func (s *session) keepLease(lost context.CancelCauseFunc) {
 			return
 		}
 		s.extend(asked)
+		if l.Shards > had.Shards {
+			s.watch.suspect() // their relay may have left a recall behind
+		}
 		if l.Excess > 0 || l.Shards > had.Shards {
 			s.Wake() // an idle loop would give back, or look into, these when it polls
 		}
@@ -132,6 +135,9 @@ func (s *session) step() (claimed int, err error) {
 		return 0, err
 	}
 	if err := s.record(s.unrecorded); err != nil {
+		return 0, err
+	}
+	if err := s.checkStreams(); err != nil {
 		return 0, err
 	}
 	rows, err := s.claim(nil)

@@ -51,6 +51,32 @@ type Yielder interface {
 	Yield(ctx context.Context, l jetbox.Lease) error
 }
 
+// Recaller is a Source that remembers what the streams have acknowledged, and that can
+// take back what it recorded as published: so a relay notices when a broker has lost
+// it, and publishes it again.
+type Recaller interface {
+	// Anchors returns what is known of each stream: at least the message with the
+	// highest sequence, of the outcomes recorded that may be remembered. Where
+	// several relays record, there may be one for each.
+	Anchors(ctx context.Context) ([]jetbox.Anchor, error)
+
+	// SetAnchor replaces what is known of a stream, unless that is not of the one
+	// created at that time any more, or a recall is under way: then it changes
+	// nothing. With another time of creation, what was recorded so far was published
+	// to an older stream.
+	SetAnchor(ctx context.Context, l jetbox.Lease, created time.Time, a jetbox.Anchor) error
+
+	// Recallable returns some of the published rows that a recall chooses, those with
+	// the lowest ids after one, and up to which id it has looked; math.MaxInt64 when
+	// there are no more. None is no error.
+	Recallable(ctx context.Context, stream string, r jetbox.Recall, after int64) (rows []jetbox.PublishedRow, upTo int64, err error)
+
+	// Recall carries out a step of the recall that is under way on a stream, and moves
+	// it on, unless it is not where the caller has seen it: then it changes nothing.
+	// While one is under way on any stream, Claim returns nothing to anybody.
+	Recall(ctx context.Context, l jetbox.Lease, stream string, r jetbox.Recall, step jetbox.Recalled) error
+}
+
 // Pruner is a Source that keeps what was published until it is told otherwise.
 type Pruner interface {
 	// Prune removes what was recorded as published before a time, or moves it to

@@ -239,11 +239,15 @@ func matches(filter, subject string) (match bool) {
 func (r *Relay) watchBroker(ctx context.Context, end context.CancelCauseFunc) {
 	var created time.Time // the incarnation of the stream that was checked
 	for ctx.Err() == nil {
+		before := r.watch.of(r.cfg.Stream)
 		info, err := r.streams.look(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		r.fault(ctx, partBroker, err)
+		if err == nil && r.watch.saw(before, info) {
+			r.Wake()
+		}
 		if err == nil && !info.Created.Equal(created) {
 			created = info.Created
 			if err := r.checkStream(ctx, info); err != nil {

@@ -1,0 +1,322 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/seed-5e04d8fb/jetbox"
+)
+
+// errInterrupted ends what a stop, or the end of the lease, has interrupted.
+var errInterrupted = errors.New("looking at the streams was interrupted")
+
+// checkStreams finds out whether the streams have what they acknowledged, if there is
+// reason to ask, and publishes again what they have lost. The caller has nothing in
+// hand that is not recorded. Until it returns nil nothing may be claimed.
+func (s *session) checkStreams() error {
+	src, ok := s.src.(Recaller)
+	if !ok || !s.watch.suspected(s.streams.js.Conn()) {
+		return nil
+	}
+	s.watch.begin(s.streams.js.Conn())
+	c := &streamCheck{session: s, src: src}
+	for {
+		changed, err := c.step()
+		if err != nil {
+			s.watch.suspect()
+			if s.ctx.Err() == nil && !errors.Is(err, jetbox.ErrLeaseLost) && !errors.Is(err, errInterrupted) {
+				s.fault(s.ctx, partStream, err)
+			}
+			return err
+		}
+		if !changed {
+			s.fault(s.ctx, partStream, nil)
+			return nil
+		}
+	}
+}
+
+// streamCheck is one call of checkStreams.
+type streamCheck struct {
+	*session
+	src Recaller
+}
+
+// step brings a recall that is under way a step further, or looks at each stream. It
+// reports whether that has changed what is known of them.
+func (c *streamCheck) step() (changed bool, err error) {
+	if !c.maySend() {
+		return false, errInterrupted
+	}
+	anchors, err := c.src.Anchors(c.ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, a := range anchors {
+		if a.Recall != nil {
+			return true, c.recall(a)
+		}
+	}
+	byStream := make(map[string][]jetbox.Anchor)
+	for _, a := range anchors {
+		byStream[a.Stream] = append(byStream[a.Stream], a)
+	}
+	for _, group := range byStream {
+		if changed, err := c.look(group); err != nil || changed {
+			return changed, err
+		}
+	}
+	return false, nil
+}
+
+// look looks at one stream, for each of the messages that it should have.
+func (c *streamCheck) look(group []jetbox.Anchor) (changed bool, err error) {
+	var lost []jetbox.Anchor
+	highest := group[0]
+	for _, a := range group {
+		v, info, err := checkAnchor(c.ctx, c.streams.js, a)
+		switch {
+		case err != nil:
+			return false, err
+		case v == anchorMissing:
+			return false, nil // whoever publishes to it says so
+		case v == anchorRecreated:
+			return true, c.recreated(a, info)
+		case v == anchorLost:
+			lost = append(lost, a)
+		case v == anchorUnread:
+			c.health.note(a.Stream, fmt.Sprintf("whether stream %s has lost messages cannot be told: the relay's user may not read it", a.Stream))
+		}
+		if a.Seq > highest.Seq {
+			highest = a
+		}
+	}
+	switch {
+	case len(lost) > 0:
+		return true, c.lost(lost)
+	case highest.Older && c.cfg.OnRecreated == Republish:
+		highest.Recall = older()
+		return true, c.src.SetAnchor(c.ctx, c.share.now(), highest.Created, highest)
+	case len(group) > manyAnchors:
+		// Of relays that are gone. They were all looked at.
+		if err := c.src.SetAnchor(c.ctx, c.share.now(), highest.Created, highest); err != nil {
+			return false, err
+		}
+	}
+	c.watch.verified(highest.Stream, highest.Created, highest.Seq)
+	return false, nil
+}
+
+// manyAnchors is how many anchors of a stream are made one when all of them hold.
+const manyAnchors = 8
+
+// older is a recall of what was published to an older stream of the name.
+func older() *jetbox.Recall {
+	return &jetbox.Recall{Number: rand.Int64(), Older: true, Done: math.MinInt64}
+}
+
+// recreated notes that a stream was created anew. That was a person, who may have
+// meant to be rid of what was there: the rows of the old one are recalled only when
+// asked for.
+func (c *streamCheck) recreated(a jetbox.Anchor, info *jetstream.StreamInfo) error {
+	next := jetbox.Anchor{Stream: a.Stream, Created: info.Created, Older: true}
+	what := "rows published to the old one are left as they are, --on-recreated republish publishes the retained ones again"
+	if c.cfg.OnRecreated == Republish {
+		next.Recall, what = older(), "retained rows published to the old one are published again"
+	}
+	c.cfg.Logger.LogAttrs(c.ctx, slog.LevelWarn, "stream was created anew: "+what, slog.String("stream", a.Stream),
+		slog.Time("created", info.Created), slog.Time("before", a.Created), slog.Uint64("acknowledged", a.Seq))
+	c.health.note(a.Stream, fmt.Sprintf("stream %s was created anew at %s: %s", a.Stream, info.Created.UTC().Format(time.RFC3339), what))
+	return c.restart(a, next)
+}
+
+// lost begins to recall what a stream has lost.
+func (c *streamCheck) lost(lost []jetbox.Anchor) error {
+	last := lost[0]
+	latest := last.At // up to here rows were recorded before it happened
+	for _, a := range lost {
+		if a.Seq > last.Seq {
+			last = a
+		}
+		if a.At.Before(latest) {
+			latest = a.At
+		}
+	}
+	if last.Shared {
+		// Another relay may have published since it happened, and recorded that
+		// before this one's last rows were, but not by more than a lease.
+		latest = latest.Add(-2 * c.cfg.Lease)
+	}
+	f := &survivors{ctx: c.ctx, src: c.src, js: c.streams.js, source: c.cfg.Source, last: last, latest: latest}
+	if err := f.find(); err != nil {
+		return err
+	}
+	next := jetbox.Anchor{
+		Stream: last.Stream, Created: last.Created, Seq: f.after(), MsgID: f.best.MsgID, Pos: f.best.Pos, At: f.best.At, Older: last.Older,
+		Recall: &jetbox.Recall{Number: rand.Int64(), After: f.after(), AfterTime: f.best.At, Done: math.MinInt64},
+	}
+	what := "what is retained of them is published again"
+	if f.best.Pos == 0 || c.cfg.removal() != jetbox.Keep {
+		what += ", rows that are not retained any more may be lost"
+	}
+	c.cfg.Logger.LogAttrs(c.ctx, slog.LevelError, "stream has lost messages that it had acknowledged: "+what,
+		slog.String("stream", last.Stream), slog.Uint64("acknowledged", last.Seq), slog.String("key", last.MsgID),
+		slog.Uint64("kept", next.Seq), slog.Uint64("last", f.info.State.LastSeq))
+	c.health.note(last.Stream, fmt.Sprintf("stream %s has lost messages that it had acknowledged after %d: %s", last.Stream, next.Seq, what))
+	return c.restart(last, next)
+}
+
+// restart replaces an anchor, and forgets what was known of the stream's sequences.
+func (c *streamCheck) restart(was, next jetbox.Anchor) error {
+	c.streams.forget()
+	c.at.forget(next.Stream)
+	c.late = newHighest() // rows that go a second time are not late
+	return c.src.SetAnchor(c.ctx, c.share.now(), was.Created, next)
+}
+
+// forget drops what is known of a stream.
+func (p *positions) forget(stream string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.at, stream)
+}
+
+// survivors looks for the last message that a stream has kept of those it should
+// have, without an index: rows are published in about the order of their ids, so
+// some of them, looked at on the stream, tell where it is. Whichever is found, rows
+// with lower sequences are not lost; from a low one on, more have to be looked for.
+type survivors struct {
+	ctx    context.Context
+	src    Recaller
+	js     jetstream.JetStream
+	source string
+	last   jetbox.Anchor // lost
+	latest time.Time     // rows recorded later may be where they are since
+
+	info *jetstream.StreamInfo
+	best jetbox.PublishedRow // kept, with the highest sequence; none if its Pos is 0
+}
+
+// after is the sequence after which rows may be lost: purged ones are not.
+func (f *survivors) after() uint64 {
+	if first := f.info.State.FirstSeq; first > 0 {
+		return max(f.best.Seq, first-1)
+	}
+	return f.best.Seq
+}
+
+func (f *survivors) find() (err error) {
+	if f.info, err = leaderInfo(f.ctx, f.js, f.last.Stream); err != nil {
+		return err
+	}
+	lowest, err := f.page(math.MinInt64)
+	if err != nil || len(lowest) == 0 {
+		return err
+	}
+	// Back in growing steps to a row that is there, then halfway between.
+	begin := lowest[0].Pos - 1
+	kept, gone := begin, max(begin, f.last.Pos)
+	for d := int64(1); gone-begin > 0; d *= 4 {
+		at := max(begin, f.last.Pos-d)
+		ok, err := f.keptAfter(at)
+		if err != nil {
+			return err
+		}
+		if ok {
+			kept = at
+			break
+		}
+		if gone = at; at == begin {
+			return nil
+		}
+	}
+	const near = 1000
+	for gone-kept > near {
+		mid := kept + (gone-kept)/2
+		ok, err := f.keptAfter(mid)
+		if err != nil {
+			return err
+		}
+		if ok {
+			kept = mid
+		} else {
+			gone = mid
+		}
+	}
+	return f.exact(kept)
+}
+
+// page returns rows after an id that may tell something.
+func (f *survivors) page(after int64) (rows []jetbox.PublishedRow, err error) {
+	all, _, err := f.src.Recallable(f.ctx, f.last.Stream, jetbox.Recall{}, after)
+	for _, r := range all {
+		if r.Seq > 0 && !r.At.After(f.latest) {
+			rows = append(rows, r)
+		}
+	}
+	return rows, err
+}
+
+// keptAfter reports whether one of the first rows after an id is on the stream.
+func (f *survivors) keptAfter(after int64) (kept bool, err error) {
+	const tries = 3 // some may have been removed
+	rows, err := f.page(after)
+	for i := 0; i < min(tries, len(rows)) && err == nil && !kept; i++ {
+		kept, err = f.kept(rows[i])
+	}
+	return kept, err
+}
+
+// exact looks for the last row of a page that is there.
+func (f *survivors) exact(after int64) error {
+	rows, err := f.page(after)
+	if err != nil {
+		return err
+	}
+	for len(rows) > 0 {
+		mid := len(rows) / 2
+		ok, err := f.kept(rows[mid])
+		if err != nil {
+			return err
+		}
+		if ok {
+			rows = rows[mid+1:]
+		} else {
+			rows = rows[:mid]
+		}
+	}
+	return nil
+}
+
+// kept reports whether a row is on the stream where it was recorded to be.
+func (f *survivors) kept(r jetbox.PublishedRow) (kept bool, err error) {
+	if r.Seq < f.info.State.FirstSeq || r.Seq > f.info.State.LastSeq {
+		return false, nil
+	}
+	if f.best.Pos != 0 && r.Seq <= f.best.Seq {
+		return true, nil
+	}
+	m, err := leaderGet(f.ctx, f.js, f.last.Stream, getRequest{Seq: r.Seq})
+	if err != nil || m == nil {
+		return false, err
+	}
+	w := wanted(r, f.source)
+	if m.header.Get(jetbox.HeaderMsgID) != w.msgID || m.header.Get(jetbox.HeaderCEID) != w.ceID {
+		return false, nil
+	}
+	f.best = r
+	return true, nil
+}
+
+// wanted is what to look for of a row.
+func wanted(r jetbox.PublishedRow, source string) wantedEvent {
+	h := jetbox.Event{ID: r.ID, Key: r.MsgID}.Header(source)
+	return wantedEvent{msgID: h[jetbox.HeaderMsgID][0], ceID: h[jetbox.HeaderCEID][0]}
+}

@@ -1,0 +1,112 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+
+	"github.com/seed-5e04d8fb/jetbox"
+)
+
+// recallMost is how many rows are looked for at once. Each time, what the stream
+// stored since it lost them is read.
+const recallMost = 20_000
+
+// recall brings a recall a step further: it looks for some of its rows on the stream,
+// and makes those pending that are not there.
+func (c *streamCheck) recall(a jetbox.Anchor) error {
+	r := *a.Recall
+	c.fault(c.ctx, partStream, recallFault(a))
+	rows, step, err := c.nextRows(a.Stream, r)
+	if err != nil {
+		return err
+	}
+	unverified, err := c.lookForRows(a, rows, &step)
+	switch {
+	case errors.Is(err, errRecreated), errors.Is(err, errRolledBack):
+		// It is not the stream that it was when this began: look at it anew.
+		step = jetbox.Recalled{Done: r.Done, End: true}
+	case err != nil:
+		return err
+	}
+	if err := c.src.Recall(c.ctx, c.share.now(), a.Stream, r, step); err != nil {
+		return err
+	}
+	for range unverified {
+		c.cfg.Hooks.UnverifiedFunc()
+	}
+	if n := len(step.Lost); n > 0 {
+		c.cfg.Hooks.RepublishedFunc(n)
+	}
+	if !step.End {
+		return nil
+	}
+	n := r.Rows + len(step.Lost)
+	c.cfg.Logger.LogAttrs(c.ctx, slog.LevelWarn, "published rows are published again, for they are not on their stream",
+		slog.String("stream", a.Stream), slog.Int("count", n), slog.Bool("recreated", r.Older))
+	why := fmt.Sprintf("has lost messages that it had acknowledged after %d", r.After)
+	if r.Older {
+		why = "was created anew"
+	}
+	c.health.note(a.Stream, fmt.Sprintf("stream %s %s: %d rows are published again", a.Stream, why, n))
+	return nil
+}
+
+func recallFault(a jetbox.Anchor) error {
+	if a.Recall.Older {
+		return fmt.Errorf("%s was created anew: %d rows are to be published again so far", a.Stream, a.Recall.Rows)
+	}
+	return fmt.Errorf("%s has lost messages that it had acknowledged: %d rows are to be published again so far", a.Stream, a.Recall.Rows)
+}
+
+// nextRows returns the next rows that a recall chooses.
+func (c *streamCheck) nextRows(stream string, r jetbox.Recall) (rows []jetbox.PublishedRow, step jetbox.Recalled, err error) {
+	step.Done = r.Done
+	for len(rows) < recallMost && step.Done < math.MaxInt64 {
+		if !c.maySend() {
+			return nil, step, errInterrupted
+		}
+		var page []jetbox.PublishedRow
+		if page, step.Done, err = c.src.Recallable(c.ctx, stream, r, step.Done); err != nil {
+			return nil, step, err
+		}
+		rows = append(rows, page...)
+	}
+	step.End = step.Done == math.MaxInt64
+	return rows, step, nil
+}
+
+// lookForRows looks for rows on their stream and adds to the step what is to be done
+// with them. It returns how many of the lost ones may be there all the same.
+func (c *streamCheck) lookForRows(a jetbox.Anchor, rows []jetbox.PublishedRow, step *jetbox.Recalled) (unverified int, err error) {
+	if len(rows) == 0 {
+		return 0, nil
+	}
+	looked := make([]wantedEvent, len(rows))
+	for i, r := range rows {
+		looked[i] = wanted(r, c.cfg.Source)
+	}
+	var res lookResult
+	for at := (position{Stream: a.Stream, Created: a.Created, Seq: a.Recall.After}); !res.done; at = res.next {
+		if !c.maySend() {
+			return 0, errInterrupted
+		}
+		if res, err = look(c.ctx, c.streams.js, at, looked, lookAtOnce); err != nil {
+			return 0, err
+		}
+	}
+	for i, r := range rows {
+		switch w := looked[i]; {
+		case w.seq == 0:
+			step.Lost = append(step.Lost, r.Pos)
+		case w.seq != r.Seq:
+			r.Seq = w.seq
+			step.Moved = append(step.Moved, r)
+		}
+	}
+	if !res.absent {
+		unverified = len(step.Lost)
+	}
+	return unverified, nil
+}

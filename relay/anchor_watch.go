@@ -1,0 +1,156 @@
+package relay
+
+import (
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/seed-5e04d8fb/jetbox"
+)
+
+// checkEvery is how often streams are looked at although nothing is suspected: a
+// recall that another relay has left behind must not keep the source waiting.
+const checkEvery = time.Minute
+
+// watch knows when to ask whether the streams still have what they acknowledged. It
+// is safe for concurrent use.
+type watch struct {
+	mu         sync.Mutex // guards what follows
+	suspicious bool
+	checked    time.Time
+	reconnects uint64
+	highest    map[string]mark // by stream
+}
+
+// mark is the highest sequence seen on a stream.
+type mark struct {
+	created time.Time
+	seq     uint64
+}
+
+// suspect asks for a look at the streams.
+func (w *watch) suspect() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.suspicious = true
+}
+
+// suspected reports whether the streams are to be looked at: on every connection
+// first of all.
+func (w *watch) suspected(nc *nats.Conn) (suspected bool) {
+	reconnects := nc.Stats().Reconnects
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.suspicious || w.reconnects != reconnects || time.Since(w.checked) > checkEvery
+}
+
+// begin ends the suspicion, before a look.
+func (w *watch) begin(nc *nats.Conn) {
+	reconnects := nc.Stats().Reconnects
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.suspicious, w.reconnects, w.checked = false, reconnects, time.Now()
+}
+
+// verified notes what a look has found, whatever was known before.
+func (w *watch) verified(stream string, created time.Time, seq uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.set(stream, mark{created, seq})
+}
+
+// set notes the highest sequence. mu is locked.
+func (w *watch) set(stream string, m mark) {
+	if w.highest == nil || len(w.highest) >= cacheMost {
+		w.highest = make(map[string]mark)
+	}
+	w.highest[stream] = m
+}
+
+// of returns the highest sequence known of a stream.
+func (w *watch) of(stream string) mark {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.highest[stream]
+}
+
+// saw compares what the broker says of a stream with what was known before it was
+// asked, and reports whether the stream is to be looked at.
+func (w *watch) saw(before mark, info *jetstream.StreamInfo) (suspect bool) {
+	if before.created.IsZero() || before.created.Equal(info.Created) && before.seq <= info.State.LastSeq {
+		return false
+	}
+	w.suspect()
+	return true
+}
+
+// acked compares the sequences of a batch on a stream with those before, and reports
+// whether they grow as they should. The lowest is 0 where some may be those of
+// duplicates, which are lower.
+func (w *watch) acked(stream string, created time.Time, lowest, last uint64) (grows bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	m, known := w.highest[stream]
+	if known && (!m.created.Equal(created) || last <= m.seq || lowest > 0 && lowest <= m.seq) {
+		w.suspicious = true
+		return false
+	}
+	w.set(stream, mark{created, last})
+	return true
+}
+
+// born returns when the streams of a batch were created, as is known before it is
+// sent: an acknowledgement is of that stream, or of a later one.
+func (s *session) born(batch []outbound) map[string]time.Time {
+	born := make(map[string]time.Time, 1)
+	last := ""
+	for i := range batch {
+		stream := batch[i].stream
+		if stream == last {
+			continue
+		}
+		last = stream
+		if _, known := born[stream]; known {
+			continue
+		}
+		if info, err := s.streams.known(s.ctx, stream); err == nil {
+			born[stream] = info.Created
+		}
+	}
+	return born
+}
+
+// remember lets the rows of a batch be remembered as anchors of their streams. Where
+// the sequences do not grow, or the stream may be another by now, they are not: the
+// stream is looked at first, and what is remembered tells what it should have.
+func (s *session) remember(outcomes []jetbox.Outcome, duplicates bool, born map[string]time.Time) {
+	for stream, created := range born {
+		lowest, last := uint64(0), uint64(0)
+		for i := range outcomes {
+			if o := &outcomes[i]; o.StreamSeq > 0 && o.Stream == stream {
+				last = max(last, o.StreamSeq)
+				if lowest == 0 || o.StreamSeq < lowest {
+					lowest = o.StreamSeq
+				}
+			}
+		}
+		if last == 0 {
+			continue
+		}
+		if duplicates {
+			lowest = 0
+		}
+		info, err := s.streams.known(s.ctx, stream)
+		if err != nil || !info.Created.Equal(created) || !s.watch.acked(stream, created, lowest, last) {
+			s.watch.suspect()
+			continue
+		}
+		for i := range outcomes {
+			if o := &outcomes[i]; o.StreamSeq > 0 && o.Stream == stream {
+				o.Created = created
+			}
+		}
+	}
+}
