@@ -37,7 +37,13 @@ type child struct {
 	Broker  string
 	Lease   time.Duration
 	Backoff time.Duration // default 100ms
+	Batch   int           // default childBatch
+	OnDead  relay.OnDead
 }
+
+// resent is what such a process says of each row that it sent again without proof that
+// the first copy is not stored.
+const resent = "sent again unverified"
 
 // childBatch is how many rows a relay process claims at once. When it is killed it
 // has twice as many in hand: on the wire, and not recorded yet.
@@ -95,7 +101,10 @@ func (c child) run() error {
 	if err != nil {
 		return err
 	}
-	r, err := relay.New(store, js, relay.Config{Batch: childBatch, Lease: c.Lease, MaxAttempts: 2, Backoff: cmp.Or(c.Backoff, 100*time.Millisecond)})
+	r, err := relay.New(store, js, relay.Config{
+		Batch: cmp.Or(c.Batch, childBatch), Lease: c.Lease, MaxAttempts: 2, Backoff: cmp.Or(c.Backoff, 100*time.Millisecond), OnDead: c.OnDead,
+		Hooks: relay.Hooks{UnverifiedFunc: func() { fmt.Fprintln(os.Stderr, resent) }},
+	})
 	if err != nil {
 		return err
 	}

@@ -53,15 +53,25 @@ func newSeveral(t *testing.T, url string, lease time.Duration) *several {
 
 func newSeveralOn(t *testing.T, url string, lease time.Duration, stream jetstream.StreamConfig) *several {
 	t.Helper()
-	ctx := t.Context()
 	srv := embedded.RunTest(t, func(c *embedded.Config) { c.Listen = "127.0.0.1:0" })
-	s := &several{t: t, child: child{Outbox: url, Broker: srv.ClientURL(), Lease: lease}}
+	return newSeveralAt(t, url, lease, stream, srv.ClientURL(), srv)
+}
+
+// newSeveralAt makes the stream on a broker that runs already.
+func newSeveralAt(t *testing.T, url string, lease time.Duration, stream jetstream.StreamConfig, broker string,
+	connector interface {
+		Connect(...nats.Option) (*nats.Conn, error)
+	},
+) *several {
+	t.Helper()
+	ctx := t.Context()
+	s := &several{t: t, child: child{Outbox: url, Broker: broker, Lease: lease}}
 	var err error
 	s.dir, err = os.MkdirTemp("", "jetbox-several-") //nolint:usetesting // it stays after a failure
 	s.must(err)
 	s.log, err = os.Create(filepath.Join(s.dir, "relays.log"))
 	s.must(err)
-	s.nc, err = srv.Connect()
+	s.nc, err = connector.Connect()
 	s.must(err)
 	s.js, err = jetstream.New(s.nc)
 	s.must(err)
