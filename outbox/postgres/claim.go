@@ -177,7 +177,7 @@ func (s *Store) claimSQL(allShards bool, n int) string {
 				OVER (ORDER BY f.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS bytes
 			FROM own f LEFT JOIN {outbox} o ON o.id = f.id LEFT JOIN LATERAL (
 				SELECT (extract(epoch FROM clock_timestamp() - c.claimed_at) * 1000000)::bigint AS age, c.before::text AS before
-				FROM {claim} c WHERE f.claimed AND ` + inClaim + ` ORDER BY c.claimed_at LIMIT 1) e ON true
+				FROM {claim} c WHERE f.claimed AND ` + inClaim + ` ORDER BY c.id LIMIT 1) e ON true
 		) o WHERE bytes < {bytes} ORDER BY pos`))
 }
 
