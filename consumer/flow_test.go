@@ -172,7 +172,7 @@ func TestIdleInstanceTakesWhatAnotherLeftOneAtATime(t *testing.T) {
 func TestCrashLoopOfQuickHandlersDeadLettersOne(t *testing.T) {
 	for _, at := range []string{"k030", "k049"} {
 		t.Run(fmt.Sprint("crash on ", at), func(t *testing.T) {
-			inBubble(t, func(b *bus) { crashLoop(b, at, 0) })
+			inBubble(t, func(b *bus) { crashLoop(b, b.publishN(50), at, 0, consumer.Config{MaxDeliver: 3}) })
 		})
 	}
 }

@@ -159,6 +159,11 @@ func (b *bus) startOn(js jetstream.JetStream, h consumer.Handler, cfg consumer.C
 	if err != nil {
 		b.Fatal(err)
 	}
+	return b.run(c)
+}
+
+func (b *bus) run(c *consumer.Consumer) (stop func() error) {
+	b.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()

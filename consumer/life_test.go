@@ -284,17 +284,19 @@ func TestSecondRunIsRefusedWhileTheFirstRuns(t *testing.T) {
 // allowed, a supervisor starts the process again. Only the one is lost to the
 // dead letters.
 func TestCrashLoopDeadLettersOnlyTheMessageThatCrashes(t *testing.T) {
-	inBubble(t, func(b *bus) { crashLoop(b, "k004", 100*time.Millisecond) })
+	inBubble(t, func(b *bus) {
+		crashLoop(b, b.publishN(50), "k004", 100*time.Millisecond, consumer.Config{MaxDeliver: 3})
+	})
 }
 
-// crashLoop has a handler that takes a while end its process on one of 50
+// crashLoop has a handler that takes a while end its process on one of the
 // messages, and checks that exactly that one is lost to the dead letters.
-func crashLoop(b *bus, poison string, takes time.Duration) {
+func crashLoop(b *bus, keys []string, poison string, takes time.Duration, cfg consumer.Config) {
 	b.Helper()
-	const messages = 50
-	b.publishN(messages)
+	messages := len(keys)
 	var handled record
 	dlq := &letters{}
+	cfg.Workers, cfg.DeadLetters, cfg.DrainTimeout = 10, dlq, time.Second
 	crashes := 0
 	for process := 0; ; process++ {
 		nc, js := b.connect(nats.NoReconnect())
@@ -310,7 +312,7 @@ func crashLoop(b *bus, poison string, takes time.Duration) {
 			}
 			handled.add(d)
 			return nil
-		}, b.config(consumer.Config{Workers: 10, MaxDeliver: 3, DeadLetters: dlq, DrainTimeout: time.Second}))
+		}, b.config(cfg))
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -328,7 +330,7 @@ func crashLoop(b *bus, poison string, takes time.Duration) {
 			b.Fatal("the process crashes for ever")
 		}
 	}
-	if crashes != 3 {
+	if crashes != cfg.MaxDeliver {
 		b.Errorf("crashes = %d, want one for each delivery", crashes)
 	}
 	if n := len(handled.all()); n < messages-1 {

@@ -50,10 +50,11 @@ type pace struct {
 	back     map[uint64]struct{} // those that came back to us
 	cleared  bool                // since until, something arrived that was none of them, or nothing did
 
-	// With gated, messages newer than those that were out wait at the gate
-	// until the start is over. probe asks whether more of the others came.
-	gated bool
-	probe bool
+	// With gated, what arrives waits at the gate until all that was out is in
+	// hand: the server delivers it again in no particular order. more is that
+	// the last one was such a message, probe asks whether others came.
+	gated       bool
+	more, probe bool
 }
 
 // begin starts the clock when the consumer was first seen, and, with gated, when
@@ -64,7 +65,7 @@ func (p *pace) begin(l *live, now, until time.Time, gated bool) {
 	p.out, p.floor = l.ackPending, l.delivered
 	p.until = until
 	p.back = make(map[uint64]struct{})
-	p.cleared, p.gated, p.probe = false, gated, false
+	p.cleared, p.gated, p.more, p.probe = false, gated, false, false
 }
 
 // target returns how many messages may be asked for when so many may be busy.
@@ -82,7 +83,7 @@ func (p *pace) target(limit, due int, c counts) int {
 	}
 	if p.starting {
 		// What waits in hand is no more to be burdened than what is handled.
-		if c.inHand() > 0 && due == 0 && !p.probe {
+		if c.inHand() > 0 && due == 0 && !p.more && !p.probe {
 			return 0
 		}
 		return 1
@@ -105,6 +106,7 @@ func (p *pace) arrived(m *message, now time.Time) {
 	if !p.starting {
 		return
 	}
+	p.more = p.gated && m.d.NumDelivered > 1
 	if m.d.StreamSeq <= p.floor {
 		p.back[m.d.StreamSeq] = struct{}{}
 	} else if !m.suspect && now.After(p.until) {
@@ -112,13 +114,16 @@ func (p *pace) arrived(m *message, now time.Time) {
 	}
 }
 
-// stops reports whether a message with this stream sequence is to wait at the
-// gate.
-func (p *pace) stops(seq uint64) (gated bool) { return p.starting && p.gated && seq > p.floor }
+// stops reports whether a message is to wait at the gate. One that has only two
+// deliveries left does not: if what is handled meanwhile ends the process, it
+// must have one to be handled alone.
+func (p *pace) stops(d *Delivery, maxDeliver int) (gated bool) {
+	return p.starting && p.gated && (maxDeliver == 0 || d.NumDelivered+2 <= uint64(maxDeliver))
+}
 
 // idle notes that a request ended with nothing more to deliver.
 func (p *pace) idle(now time.Time) {
-	p.ramp, p.known = 1, 0
+	p.ramp, p.known, p.more = 1, 0, false
 	if p.starting && now.After(p.until) {
 		p.cleared = true
 	}

@@ -302,10 +302,9 @@ func (r *run) take(msg *nats.Msg) {
 		r.fresh = now
 	}
 	m := &message{msg: msg, d: newDelivery(msg, md), pending: md.NumPending}
-	if l := r.live.Load(); l != nil && l.maxDeliver > 0 {
-		m.d.Last = m.d.NumDelivered >= uint64(l.maxDeliver)
-		m.alone = m.d.Last && r.cfg.DeadLetters != nil
-	}
+	maxDeliver := r.live.Load().maxDeliver // nothing was asked for before
+	m.d.Last = maxDeliver > 0 && m.d.NumDelivered >= uint64(maxDeliver)
+	m.alone = m.d.Last && r.cfg.DeadLetters != nil
 	if r.cfg.SingleActive {
 		r.pinned(msg, m.d)
 	}
@@ -316,7 +315,7 @@ func (r *run) take(msg *nats.Msg) {
 	if !r.cfg.Unordered {
 		key = m.d.lane()
 	}
-	r.hand.add(m, key, r.pace.stops(m.d.StreamSeq))
+	r.hand.add(m, key, key != "" && r.pace.stops(m.d, maxDeliver))
 	r.pace.arrived(m, now)
 }
 
@@ -334,13 +333,9 @@ func (r *run) pinned(msg *nats.Msg, d *Delivery) {
 		// All before this one may be out.
 		l = r.live.Load()
 		l = &live{ackPending: math.MaxInt, delivered: max(d.StreamSeq-1, l.delivered), ackWait: l.ackWait}
-	} else {
-		l.ackPending--                                // this one
-		l.delivered = min(l.delivered, d.StreamSeq-1) // it is not among those that are out
-		if d.NumDelivered > 1 {
-			l.ackPending++
-			l.delivered = max(l.delivered, d.StreamSeq)
-		}
+	} else if d.NumDelivered == 1 { // it is not among those that are out
+		l.ackPending--
+		l.delivered = min(l.delivered, d.StreamSeq-1)
 	}
 	now := time.Now()
 	r.pace.begin(l, now, now.Add(max(l.ackWait, r.cfg.MaxBackoff)), true)
@@ -404,6 +399,24 @@ func (r *run) drain() {
 	r.aside.Wait()
 	r.handBack(true)
 	r.flush("flush acks")
+	r.unpin()
+}
+
+// unpin lets another instance be the active one at once. Without the permission
+// to do so it becomes that after an ack wait.
+func (r *run) unpin() {
+	if r.pull.pin == "" || !r.nc.IsConnected() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), flushTimeout)
+	defer cancel()
+	s, err := r.js.Stream(ctx, r.cfg.Stream)
+	if err == nil {
+		err = s.UnpinConsumer(ctx, r.cfg.Durable, r.pull.group)
+	}
+	if err != nil {
+		r.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "others have to wait for the consumer", r.attrs(slog.Any("err", err))...)
+	}
 }
 
 // handBack asks for other deliveries of what no handler saw.
