@@ -1,0 +1,284 @@
+package idempotent
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/seed-5e04d8fb/jetbox/dedup"
+)
+
+func newOwner() string { return rand.Text() }
+
+// store keeps records in a table. Both databases take the same SQL, but for the
+// names of types.
+type store struct {
+	db        *sql.DB
+	dialect   Dialect
+	retention time.Duration
+	lease     time.Duration
+	names     *strings.Replacer
+}
+
+const schemaVersion = 1
+
+// Times are Unix milliseconds of this process's clock. They only say when others
+// may take over: who has been overtaken finds out by the owner.
+const schemaSQL = `CREATE TABLE IF NOT EXISTS {t} (
+	id          TEXT PRIMARY KEY,
+	request     TEXT NOT NULL,
+	fingerprint TEXT NOT NULL,
+	owner       TEXT NOT NULL,
+	until       {bigint} NOT NULL,
+	changed_at  {bigint} NOT NULL,
+	status      INTEGER,
+	header      {blob},
+	body        {blob}
+);
+CREATE INDEX IF NOT EXISTS {age} ON {t} (changed_at);
+CREATE TABLE IF NOT EXISTS {version} (version INTEGER PRIMARY KEY, applied_at {bigint} NOT NULL);
+INSERT INTO {version} VALUES (1, {now}) ON CONFLICT DO NOTHING`
+
+func newStore(db *sql.DB, d Dialect, cfg Config) *store {
+	schema, table, qualified := strings.Cut(cfg.Table, ".")
+	prefix := `"` + schema + `".`
+	if !qualified {
+		prefix, table = "", cfg.Table
+	}
+	in := func(name string) string { return prefix + `"` + name + `"` }
+	bigint, blob := "INTEGER", "BLOB"
+	if d == Postgres {
+		bigint, blob = "BIGINT", "BYTEA"
+	}
+	return &store{
+		db: db, dialect: d, retention: cfg.Retention, lease: cfg.MaxTime + leaseGrace,
+		names: strings.NewReplacer("{t}", in(table), "{version}", in(table+"_schema"), "{age}", `"`+table+`_age"`,
+			"{bigint}", bigint, "{blob}", blob, "{now}", fmt.Sprint(time.Now().UnixMilli())),
+	}
+}
+
+func (s *store) sql(query string) string { return s.names.Replace(query) }
+
+// migrate looks first: where the table is there, no right to create is needed.
+func (s *store) migrate(ctx context.Context) error {
+	err := s.check(ctx)
+	if err == nil || errors.Is(err, dedup.ErrSchemaTooNew) || ctx.Err() != nil {
+		return err
+	}
+	createErr := s.retryBusy(ctx, func() error { return s.create(ctx) })
+	// Processes that start together get into each other's way: one succeeds.
+	if err := s.check(ctx); err != nil {
+		return errors.Join(createErr, err)
+	}
+	return nil
+}
+
+func (s *store) create(ctx context.Context) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback() // after a commit it does nothing
+	for stmt := range strings.SplitSeq(s.sql(schemaSQL), ";\n") {
+		if _, err := tx.ExecContext(ctx, stmt); err != nil {
+			return err
+		}
+	}
+	return tx.Commit()
+}
+
+func (s *store) check(ctx context.Context) error {
+	var version int
+	err := s.retryBusy(ctx, func() error {
+		return s.db.QueryRowContext(ctx, s.sql(`SELECT coalesce(max(version), 0) FROM {version}`)).Scan(&version)
+	})
+	switch {
+	case err != nil:
+		return err
+	case version == 0:
+		return dedup.ErrNoTables
+	case version > schemaVersion:
+		return fmt.Errorf("%w: the table has version %d, this program knows %d", dedup.ErrSchemaTooNew, version, schemaVersion)
+	}
+	return nil
+}
+
+// take makes the record, or takes over one whose time is up. Otherwise it returns
+// the one that is there.
+func (s *store) take(ctx context.Context, mine *record) (there *record, err error) {
+	for {
+		there, open, err := s.find(ctx, mine.id)
+		if err != nil || there != nil && !open {
+			return there, err
+		}
+		now := time.Now()
+		until := now.Add(s.lease).UnixMilli()
+		var taken bool
+		if there == nil {
+			taken, err = s.one(ctx, s.db, `INSERT INTO {t} (id, request, fingerprint, owner, until, changed_at)
+				VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING`,
+				mine.id, mine.request, mine.fingerprint, mine.owner, until, now.UnixMilli())
+		} else {
+			taken, err = s.one(ctx, s.db, `UPDATE {t} SET fingerprint = $1, owner = $2, until = $3, changed_at = $4,
+				status = NULL, header = NULL, body = NULL WHERE id = $5 AND owner = $6 AND (status IS NULL) = $7`,
+				mine.fingerprint, mine.owner, until, now.UnixMilli(), mine.id, there.owner, !there.done)
+		}
+		if err != nil || taken {
+			return nil, err
+		}
+		// Somebody was faster; look again.
+	}
+}
+
+// find returns the record, and whether its time is up.
+func (s *store) find(ctx context.Context, id string) (r *record, open bool, err error) {
+	var (
+		until, changed int64
+		status         sql.Null[int]
+		header         []byte
+	)
+	r = &record{id: id}
+	err = s.retryBusy(ctx, func() error {
+		return s.db.QueryRowContext(ctx, s.sql(`SELECT fingerprint, owner, until, changed_at, status, header, body FROM {t} WHERE id = $1`), id).
+			Scan(&r.fingerprint, &r.owner, &until, &changed, &status, &header, &r.answer.body)
+	})
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	now := time.Now()
+	if r.done = status.Valid; !r.done {
+		return r, until <= now.UnixMilli(), nil
+	}
+	r.answer.status = status.V
+	r.answer.header, err = parseHeader(header)
+	return r, changed <= now.Add(-s.retention).UnixMilli(), err
+}
+
+// begin begins a transaction in which the record is ours, and stays so to its
+// end. Without a record it is a plain one.
+func (s *store) begin(ctx context.Context, r *record, longest time.Duration) (tx *sql.Tx, err error) {
+	err = s.retryBusy(ctx, func() error {
+		if tx, err = s.db.BeginTx(ctx, nil); err != nil {
+			return err
+		}
+		if err = s.claim(ctx, tx, r, longest); err != nil {
+			return errors.Join(err, tx.Rollback())
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return tx, nil
+}
+
+func (s *store) claim(ctx context.Context, tx *sql.Tx, r *record, longest time.Duration) error {
+	if s.dialect == Postgres {
+		// The server's bound holds also while this process is stopped.
+		_, err := tx.ExecContext(ctx, `SELECT set_config('idle_in_transaction_session_timeout', $1, true)`, fmt.Sprint(longest.Milliseconds()))
+		if err != nil {
+			return err
+		}
+	}
+	if r == nil {
+		return nil
+	}
+	// A write: on SQLite it takes the lock, which a transaction that begins by
+	// reading may not get later.
+	ours, err := affectsOne(tx.ExecContext(ctx, s.sql(`UPDATE {t} SET until = until WHERE id = $1 AND owner = $2 AND status IS NULL`), r.id, r.owner))
+	if err == nil && !ours {
+		err = errTaken
+	}
+	return err
+}
+
+// keep writes the answer, in the transaction of the effect where there is one.
+func (s *store) keep(ctx context.Context, in execer, r *record, a answer) error {
+	header, err := a.keptHeader()
+	if err != nil {
+		return err
+	}
+	body := a.body
+	if body == nil {
+		body = []byte{}
+	}
+	ours, err := s.one(ctx, in, `UPDATE {t} SET status = $1, header = $2, body = $3, changed_at = $4
+		WHERE id = $5 AND owner = $6 AND status IS NULL`, a.status, header, body, time.Now().UnixMilli(), r.id, r.owner)
+	if err == nil && !ours {
+		err = errTaken
+	}
+	return err
+}
+
+// release forgets a record that is still ours.
+func (s *store) release(ctx context.Context, r *record) error {
+	_, err := s.one(ctx, s.db, `DELETE FROM {t} WHERE id = $1 AND owner = $2 AND status IS NULL`, r.id, r.owner)
+	return err
+}
+
+func (s *store) removeOld(ctx context.Context, limit int) (removed int, err error) {
+	err = s.retryBusy(ctx, func() error {
+		res, err := s.db.ExecContext(ctx, s.sql(`DELETE FROM {t} WHERE id IN (SELECT id FROM {t} WHERE changed_at < $1 ORDER BY changed_at LIMIT $2)`),
+			time.Now().Add(-s.retention).UnixMilli(), limit)
+		if err != nil {
+			return err
+		}
+		n, err := res.RowsAffected()
+		removed = int(n)
+		return err
+	})
+	return removed, err
+}
+
+type execer interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+}
+
+// one runs a statement that changes one row or none.
+func (s *store) one(ctx context.Context, in execer, query string, args ...any) (changed bool, err error) {
+	err = s.retryBusy(ctx, func() error {
+		changed, err = affectsOne(in.ExecContext(ctx, s.sql(query), args...))
+		return err
+	})
+	return changed, err
+}
+
+func affectsOne(res sql.Result, err error) (one bool, _ error) {
+	if err != nil {
+		return false, err
+	}
+	n, err := res.RowsAffected()
+	return n == 1, err
+}
+
+// Result codes of SQLite in the lowest byte: another connection has the lock.
+const (
+	codeBusy   = 5
+	codeLocked = 6
+)
+
+// retryBusy runs f until it fails for another reason than SQLite's lock.
+func (s *store) retryBusy(ctx context.Context, f func() error) error {
+	const longest = 100 * time.Millisecond
+	for wait := time.Millisecond; ; wait = min(2*wait, longest) {
+		err := f()
+		var coded interface{ Code() int }
+		if s.dialect != SQLite || !errors.As(err, &coded) || coded.Code()&0xff != codeBusy && coded.Code()&0xff != codeLocked {
+			return err
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return errors.Join(ctx.Err(), err)
+		}
+	}
+}
