@@ -25,6 +25,7 @@ const (
 	metricShards        = "jetbox_relay_shards"
 	metricLateRows      = "jetbox_relay_late_rows_total"
 	metricUnverified    = "jetbox_relay_resent_unverified_total"
+	metricRepublished   = "jetbox_relay_republished_total"
 	metricLetters       = "jetbox_dlq_letters"
 	metricRouted        = "jetbox_dlq_routed_total"
 
@@ -48,6 +49,7 @@ type metrics struct {
 	failures   *prometheus.CounterVec
 	lateRows   prometheus.Counter
 	unverified prometheus.Counter
+	repeated   prometheus.Counter
 	ackLatency prometheus.Histogram
 	publishLag prometheus.Histogram
 	routed     *prometheus.CounterVec
@@ -72,6 +74,10 @@ func newMetrics(table string, h *health) *metrics {
 		unverified: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: metricUnverified, ConstLabels: outbox,
 			Help: "Rows stored after an attempt of unknown outcome, without proof that it had not stored them.",
+		}),
+		repeated: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: metricRepublished, ConstLabels: outbox,
+			Help: "Published rows that are pending again, because their stream has lost them or was created anew.",
 		}),
 		lateRows: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: metricLateRows, ConstLabels: outbox,
@@ -102,7 +108,7 @@ func newMetrics(table string, h *health) *metrics {
 		Name: metricShards, ConstLabels: outbox,
 		Help: "Shards of keys this relay holds now.",
 	}, func() float64 { return float64(h.now().Shards) })
-	m.registry.MustRegister(m.published, m.duplicates, m.failures, m.lateRows, m.unverified, m.ackLatency, m.publishLag, m.routed, shards,
+	m.registry.MustRegister(m.published, m.duplicates, m.failures, m.lateRows, m.unverified, m.repeated, m.ackLatency, m.publishLag, m.routed, shards,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -120,9 +126,10 @@ func (m *metrics) hooks() relay.Hooks {
 			}
 			m.publishLag.Observe(lag.Seconds())
 		},
-		FailedFunc:     func(class string) { m.failures.WithLabelValues(class).Inc() },
-		LateFunc:       m.lateRows.Inc,
-		UnverifiedFunc: m.unverified.Inc,
+		FailedFunc:      func(class string) { m.failures.WithLabelValues(class).Inc() },
+		LateFunc:        m.lateRows.Inc,
+		UnverifiedFunc:  m.unverified.Inc,
+		RepublishedFunc: func(rows int) { m.repeated.Add(float64(rows)) },
 	}
 }
 

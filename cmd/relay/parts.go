@@ -259,6 +259,7 @@ func (p *parts) newWorkers() (err error) {
 		Backoff:      f.backoff,
 		MaxBackoff:   f.maxBackoff,
 		OnDead:       relay.OnDead(f.onDead),
+		OnRecreated:  relay.OnRecreated(f.onRecreated),
 		Retention:    f.retention.keep,
 		Archive:      f.retention.archive,
 		BrokerSync:   max(f.brokerSync(p.url == embeddedNATS), time.Millisecond), // 0 is the default there

@@ -32,6 +32,7 @@ type runFlags struct {
 	backoff      time.Duration
 	maxBackoff   time.Duration
 	onDead       string
+	onRecreated  string
 	notify       bool
 	retention    retention
 	http         string
@@ -56,6 +57,8 @@ func (f *runFlags) define(fs *flag.FlagSet) {
 	define(fs, &f.maxBackoff, "max-backoff", time.Minute, positiveDuration, "longest `TIME` to wait after a failure")
 	define(fs, &f.onDead, "on-dead", string(relay.Skip), oneOf(string(relay.Skip), string(relay.Freeze)),
 		"`ACTION` for the ordering key of a row that is DEAD_LETTER:\nskip goes on without the row, freeze waits for a person")
+	define(fs, &f.onRecreated, "on-recreated", string(relay.Leave), oneOf(string(relay.Leave), string(relay.Republish)),
+		"`ACTION` for published rows whose stream was deleted and created anew:\nleave says so and goes on, republish publishes the retained ones again")
 	fs.BoolVar(&f.notify, "notify", true, "let the database wake the relay (PostgreSQL)")
 	define(fs, &f.retention, "retention", retention{keep: 24 * time.Hour}, parseRetention,
 		"`TIME` to keep published rows; 0 deletes them at once, archive moves them")
