@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -23,6 +24,8 @@ import (
 
 	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/consumer"
+	"github.com/seed-5e04d8fb/jetbox/examples/webhook/receiver"
+	"github.com/seed-5e04d8fb/jetbox/outbox/sqlite"
 )
 
 func delivery(payload string) *consumer.Delivery {
@@ -415,4 +418,73 @@ func TestConsumeWebhookRetries(t *testing.T) {
 		defer mu.Unlock()
 		return slices.Equal(seen, []string{"k1:hi", "k1:hi"}), fmt.Sprint(seen)
 	})
+}
+
+// The webhook into the receiver of the examples, which checks signatures, refuses
+// the first request for each event and breaks the connection after handling the
+// second: each event is received once. One that it will never take is a dead
+// letter with its words.
+func TestConsumeWebhookIntoAReceiverThatFails(t *testing.T) {
+	t.Parallel()
+	r := startRun(t)
+	db, err := sqlite.OpenDB(t.Context(), filepath.Join(r.dir, "received.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	into, err := receiver.New(t.Context(), db, []byte("s3cret"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	into.Fail = true
+	srv := httptest.NewUnstartedServer(into)
+	srv.Config.ErrorLog = log.New(io.Discard, "", 0)
+	srv.Start()
+	t.Cleanup(srv.Close)
+	if err := os.WriteFile(filepath.Join(r.dir, "key"), []byte("s3cret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start(t, r.dir, "consume", "--durable", "w", "--nats", r.nats, "--backoff", "20ms", "--workers", "3",
+		"--webhook", srv.URL, "--hmac-key-file", "key", "--ledger", "sqlite:ledger.db")
+	for i := range 3 {
+		once(t, r.dir, "emit", "events.w", fmt.Sprint("event ", i))
+	}
+	once(t, r.dir, "emit", "events.w", "")
+	eventually(t, "a dead letter, and three events received", func() (bool, string) {
+		letters := once(t, r.dir, "dlq", "list", "--json", "--nats", r.nats)
+		all, _, err := into.Received(t.Context())
+		entries := 0
+		if err == nil {
+			entries, err = ledgerEntries(t.Context(), r.dir)
+		}
+		return err == nil && all == 3 && entries == 3 && strings.Contains(letters, "an event without a payload") &&
+			strings.Contains(letters, `"reason":"terminated"`), fmt.Sprintf("%d received, %d entries, %v\n%s", all, entries, err, letters)
+	})
+	if all, different, err := into.Received(t.Context()); all != 3 || different != 3 || err != nil {
+		t.Errorf("received %d, %d different, %v, want 3 and 3", all, different, err)
+	}
+}
+
+func ledgerEntries(ctx context.Context, dir string) (n int, err error) {
+	db, err := sqlite.OpenDB(ctx, filepath.Join(dir, "ledger.db"))
+	if err != nil {
+		return 0, err
+	}
+	defer db.Close()
+	err = db.QueryRowContext(ctx, `SELECT count(*) FROM jetbox_ledger`).Scan(&n)
+	return n, err
+}
+
+// What no HTTP header can hold is nothing a retry mends.
+func TestWebhookOfAnEventThatFitsNoHeaderIsPermanent(t *testing.T) {
+	t.Parallel()
+	w, err := newWebhook("http://127.0.0.1:1", "", time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := delivery("x")
+	d.Type = "two\nlines"
+	if err := w.handle(t.Context(), d); verdictOf(err) != "permanent" || !strings.Contains(err.Error(), headerEventType) {
+		t.Errorf("error %v, want a permanent one that names %s", err, headerEventType)
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -113,11 +114,19 @@ func (w *webhook) request(ctx context.Context, d *consumer.Delivery, now time.Ti
 	set(headerEventID, d.ID)
 	set(headerEventType, d.Type)
 	set(headerEventSubject, d.Subject)
+	for name, values := range h {
+		// The client would refuse it too, on every delivery.
+		if slices.ContainsFunc(values, func(v string) bool { return strings.ContainsFunc(v, isControl) }) {
+			return nil, jetbox.Permanent(fmt.Errorf("webhook: header %s would have control characters: %.100q", name, values))
+		}
+	}
 	if w.key != nil {
 		set(headerSignature, sign(w.key, now, d.Payload))
 	}
 	return req, nil
 }
+
+func isControl(r rune) (control bool) { return r < ' ' && r != '\t' || r == 0x7f }
 
 // sign covers the time too, so that an old request cannot be sent again.
 func sign(key []byte, now time.Time, payload []byte) string {
