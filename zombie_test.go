@@ -157,6 +157,7 @@ type gate struct {
 	mu      sync.Mutex // guards what follows
 	changed *sync.Cond
 	closed  bool
+	era     int // of the connections that are let live
 	holds   [2]bool
 	back    [2]strings.Builder // what was held back since the last open
 }
@@ -185,9 +186,12 @@ func newGate(t *testing.T, broker string) *gate {
 				client.Close()
 				continue
 			}
+			g.mu.Lock()
+			era := g.era
+			g.mu.Unlock()
 			for d, p := range map[direction]*pipe{
-				toBroker:   {gate: g, from: client, to: server},
-				fromBroker: {gate: g, from: server, to: client},
+				toBroker:   {gate: g, from: client, to: server, era: era},
+				fromBroker: {gate: g, from: server, to: client, era: era},
 			} {
 				wg.Go(func() { p.read(d) })
 				wg.Go(func() { p.write(d) })
@@ -210,6 +214,7 @@ func newGate(t *testing.T, broker string) *gate {
 type pipe struct {
 	*gate
 	from, to net.Conn
+	era      int
 	queue    []byte // guarded by mu of gate
 	over     bool
 }
@@ -238,10 +243,10 @@ func (p *pipe) write(d direction) {
 	defer p.from.Close()
 	for {
 		p.mu.Lock()
-		for !p.closed && (p.holds[d] || len(p.queue) == 0) && !p.over {
+		for !p.closed && p.era == p.gate.era && (p.holds[d] || len(p.queue) == 0) && !p.over {
 			p.changed.Wait()
 		}
-		some, end := p.queue, p.closed || p.over
+		some, end := p.queue, p.closed || p.era != p.gate.era || p.over
 		p.queue = nil
 		p.mu.Unlock()
 		if end {
@@ -265,6 +270,14 @@ func (g *gate) held(d direction) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.back[d].String()
+}
+
+// cut loses what is held back, and closes all connections. New ones pass.
+func (g *gate) cut() {
+	g.mu.Lock()
+	g.era++
+	g.mu.Unlock()
+	g.open()
 }
 
 // open lets everything pass.
