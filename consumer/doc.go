@@ -9,7 +9,8 @@
 // runs at least once for every message, and may run again after it succeeded:
 // acks are sent without waiting for an answer, and the server itself may forget
 // an ack when it is killed. Only a ledger in the transaction of the effect makes
-// the effect happen once: see [Once] and package dedup.
+// the effect happen once: see [Once], [OncePrepared] and, for many messages in
+// one transaction, [NewBatch] with [OnceAll]; and package dedup.
 //
 // A message that cannot be handled ends where a person can see it. Permanent
 // errors of package jetbox, and errors on the last of MaxDeliver deliveries, are
@@ -27,18 +28,47 @@
 // the message, so there the letter of a permanent error holds no payload:
 // use DeadLetters.
 //
-// A delivery counts against MaxDeliver whether a handler saw it or not. So
-// nothing is pulled without a free worker, everything in hand is kept alive with
-// in-progress signals for up to HandleTimeout, and while messages come back that
-// another process, or this one before a restart, took and never settled, they
-// are handled one at a time: a message that crashes the process cannot take its
+// A delivery counts against MaxDeliver whether a handler saw it or not. So no
+// more is pulled than the workers have, and what quick ones start on within 50
+// ms; everything in hand is kept alive with in-progress signals, a running
+// handler for up to HandleTimeout; and while messages come back that another
+// process, or this one before a restart, took and never settled, they are
+// handled one at a time: a message that crashes the process cannot take its
 // neighbors along to the dead letters.
+//
+// # Order
+//
+// Messages with the same ordering key (the header ce-partitionkey) are handled
+// in stream order, one after the other, however many workers there are; see
+// [Config.Unordered]. One that is being retried holds up the later ones of its
+// key, which wait in hand and cost no deliveries, and nobody else. It does so
+// until it comes back; when it does not, because another instance got it, until
+// the server reports it settled, and no longer than its delay and an ack wait.
+// When it becomes a dead letter, its key goes on. Messages without a key are
+// ordered with nothing.
+//
+// Two bounds: at most [Config.MaxBehindKey] and [Config.MaxBehind] messages wait
+// behind others, then nothing new is pulled and the log says so. And a process
+// knows only its own: several instances of one durable order nothing between
+// them, and after a stop or a crash the next process may get newer messages of
+// a key before those that were out or in backoff come back.
+//
+// Where that matters there are two strict ways. With [Config.SingleActive], one
+// instance is active, and one that takes over first gathers what was out,
+// for at most the longer of AckWait and MaxBackoff. It holds the order across a
+// stop and a crash, except that a message on its last two deliveries does not
+// wait, and that a process which was paused for longer than an ack wait may
+// still be at work. To have several active instances, partition: let the stream
+// add a partition number to the subject (a subject transform), and give each
+// partition a durable of its own. See examples/singleactive and
+// examples/partitions. Package pcgroups of orbit.go does the same with members
+// that come and go.
 //
 // # What happens when
 //
 // Run stops: nothing more is pulled, messages no handler saw go back to the
-// server at once, handlers in hand finish within DrainTimeout and are
-// acknowledged, and the acks are flushed. The next instance starts at once.
+// server, handlers in hand finish within DrainTimeout and are acknowledged, and
+// the acks are flushed. The next instance starts at once.
 //
 // The broker goes away: Run waits and resumes. Handlers go on; what they
 // finished is acknowledged when the connection is back, or delivered again.
@@ -48,12 +78,12 @@
 // skips what was handled. The stream is deleted: Run waits for half a minute,
 // then returns an error.
 //
-// # What it does not do yet
+// A process dies with messages in hand: each of them has one delivery less. How
+// many that are is bounded by workers and by 50 ms of work, and by what waits
+// behind other messages of its key.
 //
-// It keeps no order per ordering key. With one worker, messages are handled in
-// stream order, except that a message being retried is overtaken by later ones;
-// several workers or instances order nothing. It does not pull ahead of its
-// workers, which costs a round trip per message and worker. It does not read
-// MaxDeliver again until it reconnects. It supports no priority groups, and has
-// no batches, middleware or sequence-gap detection.
+// # What it does not do
+//
+// It does not read MaxDeliver again until it looks the consumer up, as it does
+// after a reconnect. It uses no priority groups but its own.
 package consumer

@@ -129,14 +129,14 @@ func (r *run) watch(now time.Time) {
 	if l == nil || r.failures > 0 {
 		return
 	}
-	r.pace.probe = r.pace.starting && r.pace.gated
+	r.pace.probe = r.pace.starting && (r.pace.gated || now.After(r.pace.until))
 	if r.pull.pin != "" && now.Sub(r.askedAt) >= l.pinnedTTL/3 {
 		r.askedAt = now
 		if err := r.pull.touch(); err != nil {
 			r.lost(err.Error())
 		}
 	}
-	if r.pull.open() && now.Sub(r.arrivedAt) >= pollEvery {
+	if r.pull.open() && now.Sub(r.arrivedAt) >= pollEvery && now.Sub(r.askedAt) >= pollEvery {
 		r.fresh = now // nothing waits, or it would have come
 	}
 	r.giveUp(now)
@@ -230,7 +230,7 @@ func (r *run) pollStart(c counts) {
 		return
 	}
 	r.polled = time.Now()
-	if l, err := r.lookUp(r.ctx); err == nil && (l.ackPending <= c.inHand()+c.aside || l.ackFloor >= r.pace.floor) {
+	if l, err := r.lookUp(r.ctx); err == nil && (l.ackPending <= c.inHand()+c.aside+c.retries || l.ackFloor >= r.pace.floor) {
 		r.pace.cleared = true
 	}
 }

@@ -132,6 +132,9 @@ func differences(want, have jetstream.ConsumerConfig) []string {
 	if h, w := filters(have), filters(want); !slices.Equal(h, w) {
 		add("FilterSubjects", h, w)
 	}
+	if have.MaxAckPending > 0 && have.MaxAckPending < want.MaxAckPending {
+		add("MaxAckPending", have.MaxAckPending, fmt.Sprintf("%d: fewer messages can wait behind others of their key", want.MaxAckPending))
+	}
 	if len(have.BackOff) > 0 {
 		// With it NakWithDelay(d) waits for d plus the difference of two steps.
 		add("BackOff", have.BackOff, "none: delays between attempts will not be as configured")
