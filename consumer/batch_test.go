@@ -2,7 +2,6 @@ package consumer_test
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"runtime"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/consumer"
+	"github.com/seed-5e04d8fb/jetbox/dedup"
 )
 
 // batches is what a batch handler saw, and what of it took effect.
@@ -226,44 +226,17 @@ func TestLastDeliveriesAreAloneInTheirBatch(t *testing.T) {
 	})
 }
 
-// memLedger is a ledger of batches: what is committed, all or nothing.
-type memLedger struct {
-	mu      sync.Mutex
-	entries map[string]bool // guarded by mu
-	commits int             // guarded by mu
-}
-
-func (l *memLedger) DoAll(ctx context.Context, owner string, keys []string, apply func(context.Context, *sql.Tx, []int) error) ([]bool, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	seen := make([]bool, len(keys))
-	entered := map[string]bool{}
-	var fresh []int
-	for i, k := range keys {
-		k = owner + " " + k
-		if seen[i] = l.entries[k] || entered[k]; !seen[i] {
-			entered[k] = true
-			fresh = append(fresh, i)
-		}
-	}
-	if len(fresh) == 0 {
-		return seen, nil
-	}
-	if err := apply(ctx, nil, fresh); err != nil {
-		return nil, err
-	}
-	for k := range entered {
-		l.entries[k] = true
-	}
-	l.commits++
-	return seen, nil
-}
-
 // With a ledger, a batch is one commit, repeats are no effects but counted, and
 // a bad one takes nobody along.
 func TestBatchWithALedgerIsOneCommit(t *testing.T) {
 	inBubble(t, func(b *bus) {
-		ledger := &memLedger{entries: map[string]bool{streamName + "/" + durable + " k001": true}}
+		ledger, err := dedup.NewMemory(time.Hour)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := ledger.Do(b.Context(), streamName+"/"+durable, "k001", func(context.Context, struct{}) error { return nil }); err != nil {
+			b.Fatal(err)
+		}
 		b.publish("z")
 		b.publishN(30)
 		b.publishRaw(&nats.Msg{Subject: "events.x", Header: nats.Header{jetbox.HeaderIdempotencyKey: {"k002"}}}) // a second copy
@@ -279,7 +252,7 @@ func TestBatchWithALedgerIsOneCommit(t *testing.T) {
 		})
 		var mu sync.Mutex
 		duplicates := 0
-		b.startBatch(consumer.OnceAll(ledger, func(ctx context.Context, _ *sql.Tx, ds []*consumer.Delivery) error {
+		b.startBatch(consumer.OnceAll(ledger, func(ctx context.Context, _ struct{}, ds []*consumer.Delivery) error {
 			return inner(ctx, ds)
 		}), consumer.Config{DuplicateFunc: func(*consumer.Delivery) {
 			mu.Lock()
@@ -290,8 +263,8 @@ func TestBatchWithALedgerIsOneCommit(t *testing.T) {
 		if n := len(got.done.all()); n != 29 || duplicates != 2 {
 			b.Errorf("effects = %d, duplicates = %d, want 29 (of z and 28 others) and 2", n, duplicates)
 		}
-		if ledger.commits > 4 {
-			b.Errorf("commits = %d, want one for a batch", ledger.commits)
+		if n := len(got.all()); n > 4 {
+			b.Errorf("transactions = %d, want one for a batch", n)
 		}
 		b.wantSettled()
 	})
@@ -306,7 +279,11 @@ func TestErrorsOfABatchWithALedger(t *testing.T) {
 		t.Errorf("error of the ledger = %v, want it with S/c 7", err)
 	}
 	own := errors.New("own")
-	h = consumer.OnceAll(&memLedger{entries: map[string]bool{}}, func(context.Context, *sql.Tx, []*consumer.Delivery) error { return own })
+	ledger, err := dedup.NewMemory(time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h = consumer.OnceAll(ledger, func(context.Context, struct{}, []*consumer.Delivery) error { return own })
 	if err := h(t.Context(), ds); err != own { //nolint:errorlint // as it is
 		t.Errorf("error of the handler = %v, want it as it is", err)
 	}

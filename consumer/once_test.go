@@ -10,12 +10,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	_ "modernc.org/sqlite"
 
 	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/consumer"
 	"github.com/seed-5e04d8fb/jetbox/dedup"
+	"github.com/seed-5e04d8fb/jetbox/dedup/postgres"
 	"github.com/seed-5e04d8fb/jetbox/dedup/sqlite"
 )
 
@@ -23,6 +25,11 @@ import (
 var (
 	_ consumer.Ledger[*sql.Tx]  = (*sqlite.Ledger)(nil)
 	_ consumer.Ledger[struct{}] = (*dedup.Memory)(nil)
+
+	_ consumer.BatchLedger[*sql.Tx]  = (*sqlite.Ledger)(nil)
+	_ consumer.BatchLedger[*sql.Tx]  = (*postgres.Ledger[*sql.Tx])(nil)
+	_ consumer.BatchLedger[pgx.Tx]   = (*postgres.Ledger[pgx.Tx])(nil)
+	_ consumer.BatchLedger[struct{}] = (*dedup.Memory)(nil)
 )
 
 // keyLedger remembers what it was asked.

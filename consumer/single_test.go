@@ -64,7 +64,7 @@ func (b *bus) startInstance(takes time.Duration, fail func(d *consumer.Delivery)
 // holds with many workers and two instances.
 func TestOneInstanceIsActive(t *testing.T) {
 	inBubble(t, func(b *bus) {
-		keys := b.publishOf(strings.Repeat("ab", 10))
+		keys := b.publishOf(strings.Repeat("abcdef", 4)) // more keys than workers: some wait on the server
 		cfg := consumer.Config{Workers: 4, AckWait: 10 * time.Second}
 		first := b.startInstance(90*time.Second, nil, cfg)
 		b.pass(time.Second)
@@ -73,7 +73,7 @@ func TestOneInstanceIsActive(t *testing.T) {
 		if n := len(second.done.all()); n != 0 {
 			b.Errorf("standby handled %d, want none", n)
 		}
-		for _, a := range []string{"a", "b"} {
+		for _, a := range []string{"a", "b", "c", "d", "e", "f"} {
 			if got := of(a, first.done.keys()); !slices.Equal(got, of(a, keys)) {
 				b.Errorf("handled %v, want %v", got, of(a, keys))
 			}
