@@ -37,6 +37,8 @@ type consumeFlags struct {
 	execLines   string
 	webhook     string
 	hmacKeyFile string
+
+	metrics string
 }
 
 func (f *consumeFlags) define(fs *flag.FlagSet) {
@@ -56,6 +58,7 @@ func (f *consumeFlags) define(fs *flag.FlagSet) {
 	define(fs, &f.execLines, "exec-lines", "", someText, "shell `COMMAND` to run once, which handles event after event")
 	define(fs, &f.webhook, "webhook", "", webhookURL, "`URL` to POST each event to")
 	define(fs, &f.hmacKeyFile, "hmac-key-file", "", someText, "`FILE` with the key that signs webhooks")
+	define(fs, &f.metrics, "metrics", listenOff, hostPort, "`HOST:PORT` of /livez, /readyz and /metrics, or off")
 }
 
 func (f *consumeFlags) check() error {
@@ -83,29 +86,32 @@ func (f *consumeFlags) check() error {
 const consumeHelp = `
 A durable consumer without writing Go. It starts at the stream's first message,
 retries with growing delays, and makes a dead letter of what fails for good or
---max-deliver times. Every event is handled at least once; with --ledger, one
-that succeeded is not handled again.
+--max-deliver times. Events of one ordering key are handled one after the other,
+also with several --workers; one that is tried again holds up the later ones of
+its key. Every event is handled at least once; with --ledger, one that succeeded
+is not handled again, unless the process dies between the success and the note.
 
 --exec runs COMMAND with sh -c for each event, the payload on its stdin. The
 environment has JETBOX_SUBJECT, JETBOX_STREAM, JETBOX_SEQUENCE, JETBOX_DELIVERED
 and each header as JETBOX_H_ and its name in upper case, with _ for other
 characters. Exit 0 is success, 65 a permanent error, anything else is tried
-again. The end of stderr goes into the dead letter.
+again. The end of stderr goes into the dead letter. After --timeout, and some time
+after relay consume was told to stop, COMMAND is killed with all its children.
 
 --exec-lines runs COMMAND with sh -c once and gives it one event at a time, as
 one line on its stdin, a JSON object with subject, stream, sequence, delivered,
 id, key, type, headers (lists of texts) and payload (or payload_base64 when it
 is no text). It answers each with one line on stdout: "ok", "retry TEXT" or
-"permanent TEXT". It is started again when it ends. Its stdin is closed when
-relay consume stops.
+"permanent TEXT". It is started again when it ends, and killed when an answer
+takes longer than --timeout. Its stdin is closed when relay consume stops.
 
 --webhook sends a POST with the payload, Idempotency-Key, X-Event-Id and
 X-Event-Type, X-Event-Subject, and the ce- headers. 2xx is success; 409, 429,
 5xx and no answer are tried again, after Retry-After where given (a minute at
 most, and half of --timeout); so are redirects, which are not followed. Other
-answers are permanent errors. --hmac-key-file adds X-Jetbox-Signature: t=UNIX,v1=HEX,
-the HMAC-SHA256 of "UNIX.PAYLOAD" with the file's content, without a newline at
-its end, as key.`
+answers are permanent errors. --hmac-key-file adds X-Jetbox-Signature:
+t=UNIX,v1=HEX, the HMAC-SHA256 of "UNIX.PAYLOAD" with the file's content, without
+a newline at its end, as key.`
 
 func consumeCommand() *command {
 	var f consumeFlags
@@ -152,6 +158,7 @@ func consume(ctx context.Context, a *app, f consumeFlags) (err error) {
 		defer func() { err = errors.Join(err, closeLedger()) }()
 		handler = besideLedger(remember, a.log, handler)
 	}
+	m := newConsumerMetrics(f.durable)
 	c, err = consumer.New(js, handler, consumer.Config{
 		Stream:         a.global.stream,
 		Durable:        f.durable,
@@ -164,10 +171,18 @@ func consume(ctx context.Context, a *app, f consumeFlags) (err error) {
 		HandleTimeout:  f.timeout,
 		DeadLetters:    letters,
 		Logger:         a.log,
+		HandledFunc:    m.onHandled,
+		DuplicateFunc:  m.onDuplicate,
+		GapFunc:        m.onGap,
 	})
 	if err != nil {
 		return usageError{err}
 	}
+	stopServing, err := m.serve(ctx, f.metrics, nc, a.log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stopServing()) }()
 	if remember != nil {
 		defer inBackground(ctx, remember.Run)()
 	}

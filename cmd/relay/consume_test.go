@@ -444,8 +444,8 @@ func TestConsumeWebhookIntoAReceiverThatFails(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(r.dir, "key"), []byte("s3cret\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	start(t, r.dir, "consume", "--durable", "w", "--nats", r.nats, "--backoff", "20ms", "--workers", "3",
-		"--webhook", srv.URL, "--hmac-key-file", "key", "--ledger", "sqlite:ledger.db")
+	c := start(t, r.dir, "consume", "--durable", "w", "--nats", r.nats, "--backoff", "20ms", "--workers", "3",
+		"--webhook", srv.URL, "--hmac-key-file", "key", "--ledger", "sqlite:ledger.db", "--metrics", "127.0.0.1:0", "--log-format", "json")
 	for i := range 3 {
 		once(t, r.dir, "emit", "events.w", fmt.Sprint("event ", i))
 	}
@@ -462,6 +462,25 @@ func TestConsumeWebhookIntoAReceiverThatFails(t *testing.T) {
 	})
 	if all, different, err := into.Received(t.Context()); all != 3 || different != 3 || err != nil {
 		t.Errorf("received %d, %d different, %v, want 3 and 3", all, different, err)
+	}
+
+	// What the metrics say of it, and the others that have not happened.
+	url := "http://" + c.field(t, "serving HTTP", "address")
+	for _, want := range []string{
+		`jetbox_consumer_handled_total{consumer="w",verdict="ack"} 3`,
+		`jetbox_consumer_handled_total{consumer="w",verdict="term"} 1`,
+		`jetbox_consumer_handled_total{consumer="w",verdict="skip"} 0`,
+		`jetbox_consumer_duplicates_total{consumer="w"} 0`,
+		`jetbox_consumer_sequence_gaps_total{consumer="w"} 0`,
+		`jetbox_consumer_handle_seconds_count{consumer="w"}`,
+	} {
+		eventually(t, want, func() (bool, string) {
+			_, body := get(t, url+"/metrics")
+			return strings.Contains(body, want), body
+		})
+	}
+	if status, body := get(t, url+"/readyz"); status != http.StatusOK || !strings.Contains(body, `"ready":true`) {
+		t.Errorf("/readyz: %d %s", status, body)
 	}
 }
 

@@ -30,6 +30,7 @@ func TestFlagsOfTheContractExist(t *testing.T) {
 		"consume": {
 			"durable": "", "filter": "", "max-deliver": "5", "ack-wait": "30s", "workers": "1", "backoff": "1s", "max-backoff": "1m",
 			"ledger": "", "ledger-retention": "168h", "timeout": "5m", "exec": "", "exec-lines": "", "webhook": "", "print": "false", "hmac-key-file": "",
+			"metrics": "off",
 		},
 		"status":      {"json": "false", "check": "false"},
 		"outbox list": {"status": "", "json": "false"},
