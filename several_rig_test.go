@@ -54,15 +54,11 @@ func newSeveral(t *testing.T, url string, lease time.Duration) *several {
 func newSeveralOn(t *testing.T, url string, lease time.Duration, stream jetstream.StreamConfig) *several {
 	t.Helper()
 	srv := embedded.RunTest(t, func(c *embedded.Config) { c.Listen = "127.0.0.1:0" })
-	return newSeveralAt(t, url, lease, stream, srv.ClientURL(), srv)
+	return newSeveralAt(t, url, lease, stream, srv.ClientURL())
 }
 
-// newSeveralAt makes the stream on a broker that runs already.
-func newSeveralAt(t *testing.T, url string, lease time.Duration, stream jetstream.StreamConfig, broker string,
-	connector interface {
-		Connect(...nats.Option) (*nats.Conn, error)
-	},
-) *several {
+// newSeveralAt makes the stream on a broker that runs already, or finds it there.
+func newSeveralAt(t *testing.T, url string, lease time.Duration, stream jetstream.StreamConfig, broker string) *several {
 	t.Helper()
 	ctx := t.Context()
 	s := &several{t: t, child: child{Outbox: url, Broker: broker, Lease: lease}}
@@ -71,7 +67,7 @@ func newSeveralAt(t *testing.T, url string, lease time.Duration, stream jetstrea
 	s.must(err)
 	s.log, err = os.Create(filepath.Join(s.dir, "relays.log"))
 	s.must(err)
-	s.nc, err = connector.Connect()
+	s.nc, err = nats.Connect(broker, nats.MaxReconnects(-1))
 	s.must(err)
 	s.js, err = jetstream.New(s.nc)
 	s.must(err)
