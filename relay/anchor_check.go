@@ -60,9 +60,15 @@ func (c *streamCheck) step() (changed bool, err error) {
 		return false, err
 	}
 	for _, a := range anchors {
-		if a.Recall != nil {
-			return true, c.recall(a)
+		if a.Recall == nil {
+			continue
 		}
+		why := recallFault(a)
+		c.fault(c.ctx, partStream, why)
+		if err := c.recall(a); err != nil {
+			return false, fmt.Errorf("%w: %w", why, err)
+		}
+		return true, nil
 	}
 	byStream := make(map[string][]jetbox.Anchor)
 	for _, a := range anchors {

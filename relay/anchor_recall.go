@@ -17,7 +17,6 @@ const recallMost = 20_000
 // and makes those pending that are not there.
 func (c *streamCheck) recall(a jetbox.Anchor) error {
 	r := *a.Recall
-	c.fault(c.ctx, partStream, recallFault(a))
 	rows, step, err := c.nextRows(a.Stream, r)
 	if err != nil {
 		return err
