@@ -90,7 +90,7 @@ func FromMessage(subject string, header map[string][]string, payload []byte) (Ev
 		}
 	}
 	for name, vs := range header {
-		if reservedHeader(name, vs) != "" {
+		if ownHeader(name) || reservedHeader(name, vs) != "" {
 			continue
 		}
 		if e.Headers == nil {
@@ -99,6 +99,12 @@ func FromMessage(subject string, header map[string][]string, payload []byte) (Ev
 		e.Headers[name] = vs
 	}
 	return e, errors.Join(errs...)
+}
+
+// ownHeader reports whether a header is reserved, as we write it: most are, and
+// a consumer asks for every one of every message.
+func ownHeader(name string) (own bool) {
+	return strings.HasPrefix(name, "ce-") || strings.HasPrefix(name, "Nats-") || name == HeaderIdempotencyKey
 }
 
 var orderingKeyUnescaper = strings.NewReplacer("%25", "%", "%2F", "/")

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// fewer is by how much fewer messages are consumed than drained: each is a
-	// round trip.
+	// fewer is by how much fewer messages are consumed than drained: with a
+	// ledger, most of them are a commit each.
 	fewer = 4
 
 	manyWorkers = 8
@@ -34,31 +34,38 @@ func (r *rig) consumers(ctx context.Context) error {
 		return err
 	}
 	type figure struct {
-		name string
-		rate float64
+		workers              string
+		plain, once, batches float64
 	}
 	var figures []figure
 	for _, workers := range []int{1, manyWorkers} {
-		plain, err := r.consume(ctx, s.len(), workers, func(context.Context, *consumer.Delivery) error { return nil })
-		if err != nil {
-			return err
-		}
-		ledger, err := r.consumeOnce(ctx, s.len(), workers)
-		if err != nil {
-			return err
-		}
-		text := fmt.Sprintf("%d workers", workers)
+		f := figure{workers: fmt.Sprintf("%d workers", workers)}
 		if workers == 1 {
-			text = "1 worker"
+			f.workers = "1 worker"
 		}
-		figures = append(figures, figure{"without ledger, " + text, plain}, figure{"with ledger, " + text, ledger})
+		f.plain, err = r.consume(ctx, s.len(), func(cfg consumer.Config) (*consumer.Consumer, error) {
+			cfg.Workers = workers
+			return consumer.New(r.js, func(context.Context, *consumer.Delivery) error { return nil }, cfg)
+		})
+		if err != nil {
+			return err
+		}
+		if f.once, err = r.consumeOnce(ctx, s.len(), workers, false); err != nil {
+			return err
+		}
+		if f.batches, err = r.consumeOnce(ctx, s.len(), workers, true); err != nil {
+			return err
+		}
+		figures = append(figures, f)
 	}
 	after, err := r.consumeRaw(ctx, s.len())
 	if err != nil {
 		return err
 	}
 	for _, f := range figures {
-		r.results.compare(f.name, messagesPerSecond, f.rate, "Consume with Ack", mean(before, after))
+		r.results.compare("without ledger, "+f.workers, messagesPerSecond, f.plain, "Consume with Ack", mean(before, after))
+		r.results.compare("with ledger, "+f.workers, messagesPerSecond, f.once, "Consume with Ack", mean(before, after))
+		r.results.compare("with ledger, batches, "+f.workers, messagesPerSecond, f.batches, "a commit for each", f.once)
 	}
 	return nil
 }
@@ -91,8 +98,9 @@ func (r *rig) consumeRaw(ctx context.Context, n int) (rate float64, err error) {
 	return timeConsumer(ctx, t, &handled, n, began)
 }
 
-// consumeOnce consumes with a ledger in an SQLite file, and an effect there.
-func (r *rig) consumeOnce(ctx context.Context, n, workers int) (rate float64, err error) {
+// consumeOnce consumes with a ledger in an SQLite file, and an effect there: one
+// transaction for each message, or for each batch of them.
+func (r *rig) consumeOnce(ctx context.Context, n, workers int, batches bool) (rate float64, err error) {
 	path := filepath.Join(r.dir, "ledger.db")
 	db, err := sqlite.OpenDB(ctx, path)
 	if err != nil {
@@ -106,10 +114,25 @@ func (r *rig) consumeOnce(ctx context.Context, n, workers int) (rate float64, er
 	if err != nil {
 		return 0, err
 	}
-	rate, err = r.consume(ctx, n, workers, consumer.Once(ledger, func(ctx context.Context, tx *sql.Tx, d *consumer.Delivery) error {
-		_, err := tx.ExecContext(ctx, `INSERT INTO effects (event) VALUES (?)`, d.ID)
-		return err
-	}))
+	apply := func(ctx context.Context, tx *sql.Tx, ds ...*consumer.Delivery) error {
+		for _, d := range ds {
+			if _, err := tx.ExecContext(ctx, `INSERT INTO effects (event) VALUES (?)`, d.ID); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	rate, err = r.consume(ctx, n, func(cfg consumer.Config) (*consumer.Consumer, error) {
+		cfg.Workers = workers
+		if batches {
+			return consumer.NewBatch(r.js, consumer.OnceAll(ledger, func(ctx context.Context, tx *sql.Tx, ds []*consumer.Delivery) error {
+				return apply(ctx, tx, ds...)
+			}), cfg)
+		}
+		return consumer.New(r.js, consumer.Once(ledger, func(ctx context.Context, tx *sql.Tx, d *consumer.Delivery) error {
+			return apply(ctx, tx, d)
+		}), cfg)
+	})
 	if err != nil {
 		return 0, err
 	}
@@ -123,11 +146,12 @@ func (r *rig) consumeOnce(ctx context.Context, n, workers int) (rate float64, er
 	return rate, nil
 }
 
-func (r *rig) consume(ctx context.Context, n, workers int, h consumer.Handler) (rate float64, err error) {
+// consume times the consumer that create returns until it has handled n messages.
+func (r *rig) consume(ctx context.Context, n int, create func(consumer.Config) (*consumer.Consumer, error)) (rate float64, err error) {
 	const durable = "jetbox"
 	var handled atomic.Int64
-	c, err := consumer.New(r.js, h, consumer.Config{
-		Stream: r.cfg.Stream.Name, Durable: durable, Workers: workers, Logger: r.cfg.Logger,
+	c, err := create(consumer.Config{
+		Stream: r.cfg.Stream.Name, Durable: durable, Logger: r.cfg.Logger,
 		HandledFunc: func(_ *consumer.Delivery, v consumer.Verdict, _ time.Duration) {
 			if v == consumer.Ack {
 				handled.Add(1)
