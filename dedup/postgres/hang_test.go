@@ -201,36 +201,58 @@ func TestDeadConnectionLeavesTheKeyToTheNext(t *testing.T) {
 	wg.Wait()
 }
 
-// Deadlocks of handlers and serialization failures are repeated in place.
+// A deadlock of handlers, and a serialization failure that only the commit finds,
+// are repeated in place.
 func TestDeadlocksAndSerializationFailuresAreRepeated(t *testing.T) {
 	t.Parallel()
-	for name, isolation := range map[string]string{"deadlock": "read committed", "serialization": "serializable"} {
-		t.Run(name, func(t *testing.T) {
+	add := func(ctx context.Context, tx pgx.Tx, id int) error {
+		return execPgx(ctx, tx, `UPDATE totals SET n = n + 1 WHERE id = $1`, id)
+	}
+	for _, tt := range []struct {
+		name, isolation string
+		first, second   func(ctx context.Context, tx pgx.Tx, id, other int) error
+	}{
+		{
+			"deadlock", "read committed",
+			func(ctx context.Context, tx pgx.Tx, id, _ int) error { return add(ctx, tx, id) },
+			func(ctx context.Context, tx pgx.Tx, _, other int) error { return add(ctx, tx, other) },
+		},
+		{
+			"write skew", "serializable",
+			func(ctx context.Context, tx pgx.Tx, _, other int) error {
+				return execPgx(ctx, tx, `SELECT n FROM totals WHERE id = $1`, other)
+			},
+			func(ctx context.Context, tx pgx.Tx, id, _ int) error {
+				return errors.Join(add(ctx, tx, id), add(ctx, tx, id))
+			},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			server := with(t, with(t, pgtest.URL(t), "default_transaction_isolation", isolation), "deadlock_timeout", "20ms")
+			server := with(t, with(t, pgtest.URL(t), "default_transaction_isolation", tt.isolation), "deadlock_timeout", "20ms")
 			l, pool := pgxLedger(t, server, 8, postgres.Config{})
-			_, err := pool.Exec(t.Context(), `CREATE TABLE totals (id INT PRIMARY KEY, n INT); INSERT INTO totals VALUES (1, 0), (2, 0)`)
+			_, err := pool.Exec(t.Context(), `CREATE TABLE totals (id INT PRIMARY KEY, n INT)`)
+			check(t, err)
+			_, err = pool.Exec(t.Context(), `INSERT INTO totals VALUES (1, 0), (2, 0)`)
 			check(t, err)
 			var attempts atomic.Int64
-			var both sync.WaitGroup // the first attempts have each one row
+			var both sync.WaitGroup // the first attempts have done the first half
 			both.Add(2)
 			var wg sync.WaitGroup
-			for i, order := range [][2]int{{1, 2}, {2, 1}} {
+			for _, id := range []int{1, 2} {
 				wg.Go(func() {
 					first := true
-					_, err := l.Do(t.Context(), "c", fmt.Sprint(i), func(ctx context.Context, tx pgx.Tx) error {
+					_, err := l.Do(t.Context(), "c", fmt.Sprint(id), func(ctx context.Context, tx pgx.Tx) error {
 						attempts.Add(1)
-						for j, id := range order {
-							if err := execPgx(ctx, tx, `UPDATE totals SET n = n + 1 WHERE id = $1`, id); err != nil {
-								return fmt.Errorf("row %d: %w", id, err)
-							}
-							if j == 0 && first {
-								first = false
-								both.Done()
-								both.Wait()
-							}
+						if err := tt.first(ctx, tx, id, 3-id); err != nil {
+							return err
 						}
-						return nil
+						if first {
+							first = false
+							both.Done()
+							both.Wait()
+						}
+						return tt.second(ctx, tx, id, 3-id)
 					})
 					if err != nil {
 						t.Errorf("Do: %v", err)
