@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"log/slog"
 	"net"
 	"net/url"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -18,10 +20,13 @@ import (
 )
 
 const (
-	clusterName  = "jetbox"
 	clusterPoll  = 10 * time.Millisecond
 	portAttempts = 5 // another process may take a port that was free just now
 )
+
+// drawing is held from the moment in which a cluster draws its ports until its nodes
+// listen on them: clusters of this process that start together draw others.
+var drawing sync.Mutex
 
 // Cluster is a JetStream cluster on the loopback interface, all of it in this
 // process, for tests. It is safe for concurrent use.
@@ -29,10 +34,12 @@ type Cluster struct {
 	nodes []*Server
 }
 
-// peering is what a node knows about the routes of its cluster.
+// peering is what a node knows about the routes of its cluster. Its name is that of
+// no other cluster: a node that finds one of those at a port is turned away.
 type peering struct {
-	addr   string   // its own
-	routes []string // everybody's
+	cluster string
+	addr    string   // its own
+	routes  []string // everybody's
 }
 
 // StartCluster starts n nodes with their streams in folders of dir, named n0,
@@ -54,34 +61,78 @@ func StartCluster(ctx context.Context, dir string, n int) (*Cluster, error) {
 }
 
 func tryCluster(ctx context.Context, dir string, n int) (*Cluster, error) {
-	addrs, err := freeAddrs(2 * n)
-	if err != nil {
-		return nil, err
+	c, err := bindCluster(ctx, dir, n)
+	if err == nil {
+		err = c.WaitReady(ctx)
 	}
-	listen, routes := addrs[:n], addrs[n:]
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// bindCluster starts the nodes and returns once they listen. With an error it returns
+// those that have started.
+func bindCluster(ctx context.Context, dir string, n int) (*Cluster, error) {
+	drawing.Lock()
+	defer drawing.Unlock()
 	c := &Cluster{}
+	routes, err := freeAddrs(n)
+	if err != nil {
+		return c, err
+	}
 	for i := range n {
 		name := "n" + strconv.Itoa(i)
 		s, err := newServer(Config{
 			Dir:    filepath.Join(dir, name),
-			Listen: listen[i],
+			Listen: "127.0.0.1:0",
 			Name:   name,
 			Logger: slog.New(slog.DiscardHandler), // elections are noisy
-		}, &peering{addr: routes[i], routes: routes})
+		}, &peering{cluster: nameOf(dir), addr: routes[i], routes: routes})
 		if err != nil {
-			return nil, err
+			return c, err
 		}
 		c.nodes = append(c.nodes, s)
-	}
-	for _, s := range c.nodes {
 		if err := s.Restart(ctx); err != nil {
-			return nil, errors.Join(err, c.Close())
+			return c, err
 		}
 	}
-	if err := c.WaitReady(ctx); err != nil {
-		return nil, errors.Join(err, c.Close())
+	for _, s := range c.nodes {
+		if err := s.awaitRoutes(ctx); err != nil {
+			return c, err
+		}
 	}
 	return c, nil
+}
+
+// nameOf is the name of the cluster in a folder.
+func nameOf(dir string) string {
+	if abs, err := filepath.Abs(dir); err == nil {
+		dir = abs
+	}
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(dir)) // never fails
+	return fmt.Sprintf("jetbox-%x", h.Sum64())
+}
+
+// awaitRoutes waits until the server listens for its peers, which it does some time
+// after it has started.
+func (s *Server) awaitRoutes(ctx context.Context) error {
+	tick := time.NewTicker(clusterPoll)
+	defer tick.Stop()
+	for {
+		if err := s.log.Load().fatalError(); err != nil {
+			return fmt.Errorf("embedded: start %s: %w", s.Name(), err)
+		}
+		if ns := s.current.Load(); ns == nil || ns.ClusterAddr() != nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("embedded: start %s: %w", s.Name(), context.Cause(ctx))
+		}
+	}
 }
 
 // Nodes returns the nodes in the order of their names. Close stops one,
@@ -185,7 +236,7 @@ func (p *peering) join(o *server.Options) error {
 	if err != nil {
 		return fmt.Errorf("embedded: route address: %w", err)
 	}
-	o.Cluster = server.ClusterOpts{Name: clusterName, Host: addr.IP.String(), Port: addr.Port}
+	o.Cluster = server.ClusterOpts{Name: p.cluster, Host: addr.IP.String(), Port: addr.Port}
 	for _, r := range p.routes {
 		o.Routes = append(o.Routes, &url.URL{Scheme: "nats-route", Host: r})
 	}

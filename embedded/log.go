@@ -44,12 +44,17 @@ func (l *serverLog) Fatalf(format string, v ...any) {
 	}
 }
 
-// fatalError returns what kept the server from starting, or nil.
+// fatalError returns what kept the server from starting, or nil. A port that was
+// free a moment ago may be taken by now.
 func (l *serverLog) fatalError() error {
-	if text := l.fatal.Load(); text != nil {
-		return fmt.Errorf("nats-server: %s", *text)
+	text := l.fatal.Load()
+	switch {
+	case text == nil:
+		return nil
+	case strings.HasPrefix(*text, "Error listening on"):
+		return fmt.Errorf("%w: nats-server: %s", ErrListen, *text)
 	}
-	return nil
+	return fmt.Errorf("nats-server: %s", *text)
 }
 
 func (l *serverLog) print(level slog.Level, format string, v []any) {
