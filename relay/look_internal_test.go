@@ -456,6 +456,41 @@ func TestLookTellsWhenTheStreamEndsBeforeThePosition(t *testing.T) {
 	}, lookStream())
 }
 
+// lagging is a connection whose consumers see no message but those of one subject, as
+// if they were on a replica that has not got the others yet.
+type lagging struct {
+	jetstream.JetStream
+	subject string
+}
+
+func (l lagging) CreateConsumer(ctx context.Context, stream string, cfg jetstream.ConsumerConfig) (jetstream.Consumer, error) {
+	cfg.FilterSubjects = []string{l.subject}
+	return l.JetStream.CreateConsumer(ctx, stream, cfg)
+}
+
+// A consumer may be on a replica that lags. What that replica does not have is found
+// all the same, and its end is not the stream's.
+func TestLookIsNotFooledByAReplicaThatLags(t *testing.T) {
+	withLook(t, func(t *testing.T, r *lookRig) {
+		from := r.now()
+		r.others(500)
+		a := r.publish("a", "a") // missing in the middle
+		r.others(20)
+		for i := range 20 { // and at the end
+			r.publish(fmt.Sprint("late-", i), fmt.Sprint("late-", i))
+		}
+		b := r.publish("b", "b")
+		wanted := want("b", "nowhere", "a")
+		res, err := look(t.Context(), lagging{r.js, "s.other"}, from, wanted, noLimit)
+		r.must(err)
+		r.wantSeqs(wanted, b, 0, a)
+		if !res.done || !res.absent || res.read != 542 {
+			t.Fatalf("look() = %+v, want all 542 messages read and absence proved", res)
+		}
+		r.wantNoConsumer()
+	}, lookStream())
+}
+
 // Fifty thousand rows of unknown outcome at once, half of them stored, with others in
 // between.
 func TestLookForFiftyThousandAtOnce(t *testing.T) {
