@@ -3,6 +3,7 @@ package jetbox_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -162,5 +163,34 @@ func TestPermanentMarksAnErrorAndItsWrappers(t *testing.T) {
 	}
 	if jetbox.IsPermanent(cause) || jetbox.IsPermanent(nil) || jetbox.Permanent(nil) != nil {
 		t.Error("what was not marked is permanent")
+	}
+}
+
+// The size that a broker checks is never more than the one that Validate does,
+// which is exact only near the limit.
+func TestHeaderSizeIsNeverTakenForLess(t *testing.T) {
+	t.Parallel()
+	seq := int64(math.MinInt64)
+	long := func(n int) string { return strings.Repeat("/", n) }
+	for _, n := range []int{0, 1, 100, 511, 5_000, 6_000, 12_000, 20_000} {
+		for _, ev := range []jetbox.Event{
+			{Subject: "s", AggregateType: long(n), AggregateID: long(n)},
+			{Subject: "s", AggregateID: strings.Repeat("é", n), AggregateSeq: &seq, SchemaVersion: "1"},
+			{Subject: "s", Type: strings.Repeat("%", n), ContentType: strings.Repeat(" ", n), SchemaVersion: strings.Repeat("\"", n)},
+			{Subject: "s", Headers: map[string][]string{"a": {strings.Repeat("x", n)}, "b": {"", strings.Repeat("x", n)}}},
+		} {
+			ev = ev.WithDefaults(time.Now())
+			size := len("NATS/1.0\r\n\r\n")
+			for name, values := range ev.Header("jetbox") {
+				for _, v := range values {
+					size += len(name) + len(": \r\n") + len(v)
+				}
+			}
+			if err := ev.Validate(); (size > jetbox.MaxHeader) && err == nil {
+				t.Errorf("%d bytes of %.20q... are valid, the broker stores at most %d", size, ev.AggregateID+ev.Type, jetbox.MaxHeader)
+			} else if size < jetbox.MaxHeader-2000 && err != nil {
+				t.Errorf("%d bytes of %.20q... are refused: %v", size, ev.AggregateID+ev.Type, err)
+			}
+		}
 	}
 }

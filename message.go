@@ -14,15 +14,23 @@ import (
 func (e Event) Header(source string) map[string][]string {
 	// One backing array for all values: half the cost of Header.Set per name
 	// on the relay's hot path.
-	values := make([]string, 0, 13)
-	h := make(map[string][]string, 13+len(e.Headers))
-	set := func(name, value string) {
-		values = append(values, value)
-		h[name] = values[len(values)-1 : len(values) : len(values)]
-	}
+	values := make([]string, 0, mostAttributes)
+	h := make(map[string][]string, mostAttributes+len(e.Headers))
 	for name, vs := range e.Headers {
 		h[name] = vs
 	}
+	e.attributes(source, func(name, value string) {
+		values = append(values, value)
+		h[name] = values[len(values)-1 : len(values) : len(values)]
+	})
+	return h
+}
+
+// mostAttributes is how many headers of its own an event has at most.
+const mostAttributes = 13
+
+// attributes calls set with each header that jetbox itself gives the event.
+func (e Event) attributes(source string, set func(name, value string)) {
 	set(HeaderMsgID, e.Key)
 	set(HeaderIdempotencyKey, e.Key)
 	set(HeaderCESpecVersion, cloudEventsVersion)
@@ -41,7 +49,6 @@ func (e Event) Header(source string) map[string][]string {
 	if e.SchemaVersion != "" {
 		set(HeaderCESchemaVersion, encodeAttr(e.SchemaVersion))
 	}
-	return h
 }
 
 // FromMessage reads an event back from a message: the inverse of

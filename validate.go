@@ -77,15 +77,25 @@ func (e Event) Validate() error {
 }
 
 // headerSize is the size of the header block on the wire, with 1 kB left for a
-// source the writer does not know.
+// source the writer does not know. Far below the limit it is only an upper bound,
+// which costs a relay nothing to find.
 func (e Event) headerSize() int {
-	const fixed, perLine, forSource = len("NATS/1.0\r\n\r\n"), len(": \r\n"), 1024
+	const (
+		fixed, perLine, forSource = len("NATS/1.0\r\n\r\n"), len(": \r\n"), 1024
+		names                     = mostAttributes * 32 // more than each of ours with its time or number
+		escaped                   = 5                   // "/" becomes "%252F" in the partition key
+	)
 	n := fixed + forSource
-	for name, values := range e.Header("") {
+	for name, values := range e.Headers {
 		for _, v := range values {
 			n += len(name) + len(v) + perLine
 		}
 	}
+	own := 2*len(e.Key) + len(e.ID) + len(e.Type) + len(e.ContentType) + len(e.SchemaVersion) + len(e.AggregateType) + 2*len(e.AggregateID)
+	if bound := n + names + escaped*own; bound <= MaxHeader {
+		return bound
+	}
+	e.attributes("", func(name, value string) { n += len(name) + len(value) + perLine })
 	return n
 }
 

@@ -42,7 +42,8 @@ func (r *Row) Event() (jetbox.Event, error) {
 		NotBefore:     r.AvailableAt,
 	}
 	if r.AggSeq.Valid {
-		ev.AggregateSeq = &r.AggSeq.Int64
+		seq := r.AggSeq.Int64 // r may be read into again
+		ev.AggregateSeq = &seq
 	}
 	ev = ev.WithDefaults(time.Time{})
 	if r.EventID == "" {
