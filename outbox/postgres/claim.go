@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,7 +13,6 @@ import (
 
 	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/internal/outboxrow"
-	"github.com/seed-5e04d8fb/jetbox/outbox"
 )
 
 const (
@@ -46,24 +46,63 @@ func (s *Store) claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]je
 		return nil, err
 	}
 	s.tidy(ctx)
-	shards := s.claimable()
+	ask.Limit = s.fitting(ask.Limit)
 	for {
-		if idle, err := s.idle(ctx, shards, ask.InHand); err != nil || idle {
-			return nil, err
-		}
-		c, err := s.tryClaim(ctx, l, shards, ask)
+		q, err := s.look(ctx, l, ask, nil)
 		if err != nil {
 			return nil, err
 		}
-		moved, err := s.putToSleep(ctx, l, shards, c)
+		var woken bool
+		if q.due {
+			if woken, err = s.wakeDue(ctx, l, q.at); err == nil && woken {
+				q, err = s.look(ctx, l, ask, &q.at)
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
+		if len(q.ids) == 0 {
+			return nil, nil
+		}
+		c, err := s.tryClaim(ctx, l, ask, q)
+		if err != nil {
+			return nil, err
+		}
+		moved, err := s.putToSleep(ctx, l, q.of, c)
 		if err != nil {
 			return nil, err
 		}
 		// Nothing found but something moved: what may go was hidden behind rows
 		// that have now been put to sleep, or is being woken in turns.
-		if len(c.rows) > 0 || (!moved && !c.woken) {
+		if len(c.rows) > 0 || (!moved && !woken) {
 			s.worked(len(c.rows) > 0)
 			return c.rows, nil
+		}
+	}
+}
+
+// fitting returns how many rows are to be asked for: after a claim that was too long
+// for claimBytes, no more than had room in it.
+func (s *Store) fitting(limit int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fit == 0 || limit <= s.fit {
+		return limit
+	}
+	return s.fit
+}
+
+// fits learns how many rows have room in a claim.
+func (s *Store) fits(c *claimed) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case c.cut:
+		s.fit = max(1, c.read)
+	case s.fit > 0:
+		s.fit *= 2
+		if s.fit > recordBatch {
+			s.fit = 0
 		}
 	}
 }
@@ -79,42 +118,98 @@ func (s *Store) claimable() []int16 {
 	return append([]int16{}, shards...)
 }
 
-// idle asks without a write, so that a relay with nothing to do costs no sync. In
-// the order of an index: read in any other, a queue that has just been emptied is
-// read to its end.
-func (s *Store) idle(ctx context.Context, shards []int16, hand []int64) (idle bool, err error) {
-	const first = `(SELECT q.id FROM {queue} q WHERE q.id <> ALL($1::bigint[]) ORDER BY q.id LIMIT 1) IS NOT NULL`
-	const ofShards = `EXISTS (SELECT FROM unnest($2::smallint[]) AS m (shard)
-		WHERE (SELECT q.id FROM {queue} q WHERE q.shard = m.shard AND q.id <> ALL($1::bigint[]) ORDER BY q.id LIMIT 1) IS NOT NULL)`
-	const due = ` OR coalesce((SELECT w.due FROM {wait} w WHERE w.due IS NOT NULL ORDER BY w.due LIMIT 1) <= clock_timestamp(), false)`
-	query, args := first, []any{hand}
-	if shards != nil {
-		query, args = ofShards, append(args, shards)
-	}
-	var work bool
-	err = s.do(ctx, func(ctx context.Context) error {
-		return s.pool.QueryRow(ctx, s.sql(`SELECT `+query+due), args...).Scan(&work)
-	})
-	return !work, err
+// look is the beginning of the queue, of the relay's own shards and without what
+// is in hand.
+type look struct {
+	of       []int16   // the shards asked for; nil stands for all
+	at       time.Time // the moment, by the database, that decides what is due
+	ids      []int64 // ascending
+	shards   []int16 // of each
+	due      bool    // the time of some row has come, which may have to be woken
+	standing []standing
 }
 
-// claimed is what one try has found.
-type claimed struct {
-	rows                 []jetbox.Row
-	later, behind, stale []int64 // ids of rows that are to leave the queue, by reason
-	sent                 []int64 // of these, what was claimed before
-	earlier              outboxrow.Claims
-	woken                bool
+// standing is a claim that may cover some of the rows found.
+type standing struct {
+	First, Last int64
+	Shards      []int16
+	Age         int64 // in microseconds
+	Before      json.RawMessage
+}
+
+// lookSQL returns the statement that reads the beginning of the queue, of all shards
+// or of those in $5, less the rows in $3, at the moment $4 or now. Nothing of the outbox itself is read, and
+// a relay with nothing to do costs no write.
+func (s *Store) lookSQL(allShards bool, n int) string {
+	first := `SELECT id, shard FROM {queue} WHERE id <> ALL($3::bigint[]) AND ` + notRecalling + ` ORDER BY id LIMIT {n}`
+	if !allShards {
+		first = `SELECT q.id, m.shard FROM unnest($5::smallint[]) AS m (shard) CROSS JOIN LATERAL (
+				SELECT id FROM {queue} WHERE shard = m.shard AND id <> ALL($3::bigint[]) ORDER BY id LIMIT {n}) q
+			WHERE ` + notRecalling + ` ORDER BY q.id LIMIT {n}`
+	}
+	return s.sql(strings.ReplaceAll(`WITH first AS MATERIALIZED (`+first+`),
+		own AS MATERIALIZED (
+			SELECT array_agg(id) AS ids, array_agg(shard) AS shards, min(id) AS lowest, max(id) AS highest FROM first
+			WHERE shard = ANY (ARRAY(SELECT s.shard FROM {shard} s WHERE s.owner = $1)))
+		SELECT `+fenced+`, ids, shards, coalesce($4, now()),
+			coalesce((SELECT w.due FROM {wait} w WHERE w.due IS NOT NULL ORDER BY w.due LIMIT 1) <= coalesce($4, now()), false),
+			(SELECT json_agg(json_build_object('first', c.first, 'last', c.last, 'shards', c.shards, 'before', c.before,
+					'age', (extract(epoch FROM clock_timestamp() - c.claimed_at) * 1000000)::bigint) ORDER BY c.id)
+				FROM {claim} c WHERE c.last >= own.lowest AND c.first <= own.highest)
+		FROM own`, "{n}", fmt.Sprint(n)))
+}
+
+func (s *Store) look(ctx context.Context, l jetbox.Lease, ask jetbox.Ask, at *time.Time) (*look, error) {
+	q := &look{of: s.claimable()}
+	args := []any{l.Owner, l.Epoch, ask.InHand, at}
+	if q.of != nil {
+		args = append(args, q.of)
+	}
+	b := newBatch()
+	b.Queue(s.lookSQL(q.of == nil, ask.Limit), args...).QueryRow(func(row pgx.Row) error {
+		var held bool
+		err := row.Scan(&held, &q.ids, &q.shards, &q.at, &q.due, &q.standing)
+		if err == nil && !held {
+			err = jetbox.ErrLeaseLost
+		}
+		return err
+	})
+	return q, s.send(ctx, b)
+}
+
+// earlier returns, for each row found, the oldest claim that covers it, nil for none.
+func (q *look) earlier() []*standing {
+	of := make([]*standing, len(q.ids))
+	for i, id := range q.ids {
+		for j := range q.standing {
+			if c := &q.standing[j]; c.First <= id && id <= c.Last && slices.Contains(c.Shards, q.shards[i]) {
+				of[i] = c
+				break
+			}
+		}
+	}
+	return of
 }
 
 // wakeSQL moves rows whose time has come into the queue, whoever's shards they
 // are in: relays that do it at once do not wait for each other.
 const wakeSQL = `WITH due AS (
 		DELETE FROM {wait} WHERE id IN (
-			SELECT id FROM {wait} WHERE due <= now() ORDER BY due LIMIT $3 FOR UPDATE SKIP LOCKED)
+			SELECT id FROM {wait} WHERE due <= $4 ORDER BY due LIMIT $3 FOR UPDATE SKIP LOCKED)
 			AND ` + fenced + `
 		RETURNING id, shard)
 	INSERT INTO {queue} (id, shard) SELECT id, shard FROM due ON CONFLICT DO NOTHING`
+
+func (s *Store) wakeDue(ctx context.Context, l jetbox.Lease, at time.Time) (woken bool, err error) {
+	b := newBatch()
+	s.fence(b, l)
+	b.Queue(s.sql(wakeSQL), l.Owner, l.Epoch, wakeBatch, at).Exec(func(tag pgconn.CommandTag) error {
+		woken = tag.RowsAffected() > 0
+		return nil
+	})
+	err = s.send(ctx, b)
+	return woken, err
+}
 
 // heldKeys are the keys, by their hashes, that are held or have rows behind: one
 // step in the index for each, however many rows wait behind it. NULL stands for more
@@ -129,11 +224,11 @@ const heldKeys = `(SELECT CASE WHEN count(*) <= 100 THEN array_agg(hash) END FRO
 		SELECT hash FROM k WHERE hash IS NOT NULL LIMIT 101) h)::bigint[]`
 
 // Conditions on a row o of the queue. The first part of each is asked once for
-// the whole statement: in most outboxes nothing waits. All mean the same moment,
-// now(), the beginning of the transaction: a row that becomes due between two
+// the whole statement: in most outboxes nothing waits. All mean the same moment, $2,
+// as the look and the waking of rows before it: a row that becomes due between two
 // statements would else hold its key back in one and not be woken in the other.
 const (
-	isLater = `coalesce(o.available_at > now(), false)`
+	isLater = `coalesce(o.available_at > $2, false)`
 
 	// An earlier row of its key waits for a retry, is frozen, or is itself behind
 	// one.
@@ -145,171 +240,137 @@ const (
 	// A scheduled row of its key has become due: it is woken in the order of
 	// times, not of ids, so this one could pass it by.
 	isOvertaking = `coalesce(
-		EXISTS (SELECT FROM {wait} WHERE due <= now()) AND o.aggregate_id <> '' AND
-			EXISTS (SELECT FROM {wait} w WHERE w.hold = 1 AND {w has the key of o} AND w.due <= now() AND w.id < o.id), false)`
+		EXISTS (SELECT FROM {wait} WHERE due <= $2) AND o.aggregate_id <> '' AND
+			EXISTS (SELECT FROM {wait} w WHERE w.hold = 1 AND {w has the key of o} AND w.due <= $2 AND w.id < o.id), false)`
 )
 
-// claimSQL returns the statement that reads the first rows of the queue, of all
-// shards or of those in $5, less those in $3, and records a claim for those that are
-// in none, with $4. Everything in it sees one moment. {n} is a constant for the
-// planner.
-func (s *Store) claimSQL(allShards bool, n int) string {
-	const mayClaim = notRecalling + ` AND ` + fenced
-	first := `SELECT id, shard FROM {queue} WHERE id <> ALL($3::bigint[]) AND ` + mayClaim + ` ORDER BY id LIMIT {n}`
-	if !allShards {
-		first = `SELECT q.id, m.shard FROM unnest($5::smallint[]) AS m (shard) CROSS JOIN LATERAL (
-				SELECT id FROM {queue} WHERE shard = m.shard AND id <> ALL($3::bigint[]) ORDER BY id LIMIT {n}) q
-			WHERE ` + mayClaim + ` ORDER BY q.id LIMIT {n}`
-	}
-	const inClaim = `c.first <= f.id AND f.id <= c.last AND f.shard = ANY (c.shards)`
-	return s.sql(strings.NewReplacer("{n}", fmt.Sprint(n), "{bytes}", fmt.Sprint(claimBytes)).Replace(`WITH first AS MATERIALIZED (` + first + `),
-		own AS MATERIALIZED (
-			SELECT f.id, f.shard, EXISTS (SELECT FROM {claim} c WHERE ` + inClaim + `) AS claimed
-			FROM first f JOIN {shard} s ON s.shard = f.shard AND s.owner = $1),
-		new AS (
-			INSERT INTO {claim} (owner, shards, first, last, claimed_at, before)
-			SELECT $1, array_agg(DISTINCT shard), min(id), max(id), clock_timestamp(), $4::jsonb FROM own
-			WHERE NOT claimed HAVING count(*) > 0)
-		SELECT pos, status IS DISTINCT FROM 'PENDING', ` + isLater + `, ` + isBehind + `, ` + isOvertaking + `,
-			NOT claimed AND attempts = 0 AND last_error IS NULL, age, before, ` + eventColumns + `
-		FROM (
-			SELECT f.id AS pos, f.claimed, e.age, e.before, o.*, coalesce(sum(octet_length(o.payload))
-				OVER (ORDER BY f.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS bytes
-			FROM own f LEFT JOIN {outbox} o ON o.id = f.id LEFT JOIN LATERAL (
-				SELECT (extract(epoch FROM clock_timestamp() - c.claimed_at) * 1000000)::bigint AS age, c.before::text AS before
-				FROM {claim} c WHERE f.claimed AND ` + inClaim + ` ORDER BY c.id LIMIT 1) e ON true
-		) o WHERE bytes < {bytes} ORDER BY pos`))
+// readSQL reads the rows in $1, as far as they have room in a claim.
+var readSQL = strings.ReplaceAll(`SELECT o.status <> 'PENDING', `+isLater+`, `+isBehind+`, `+isOvertaking+`,
+		o.attempts = 0 AND o.last_error IS NULL, `+eventColumns+`
+	FROM (SELECT o.*, coalesce(sum(octet_length(o.payload)) OVER (ORDER BY o.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS bytes
+		FROM {outbox} o WHERE o.id = ANY($1::bigint[])) o
+	WHERE o.bytes < {bytes} ORDER BY o.id`, "{bytes}", fmt.Sprint(claimBytes))
+
+// owned is whether the shards in $3 are all the relay's. While it holds the lock
+// of the fence, nobody takes one away.
+const owned = `NOT EXISTS (SELECT FROM unnest($3::smallint[]) AS m (shard) WHERE NOT EXISTS (
+	SELECT FROM {shard} s WHERE s.shard = m.shard AND s.owner = $1))`
+
+// mayClaim is whether rows of the shards in $3 may be claimed now.
+const mayClaim = fenced + ` AND ` + notRecalling + ` AND ` + owned
+
+const insertClaimSQL = `INSERT INTO {claim} (owner, shards, first, last, claimed_at, before)
+	SELECT $1, $3::smallint[], $4, $5, clock_timestamp(), $6::jsonb WHERE ` + mayClaim
+
+// claimed is what one try has found.
+type claimed struct {
+	may                  bool // or else nothing is claimed
+	rows                 []jetbox.Row
+	later, behind, stale []int64 // ids of rows that are to leave the queue, by reason
+	sent                 []int64 // of these, what was claimed before
+	read                 int     // so many rows were read
+	cut                  bool    // there was no room for all
+
+	q       *look
+	claims  []*standing // of each row in q
+	earlier outboxrow.Claims
 }
 
-func (s *Store) tryClaim(ctx context.Context, l jetbox.Lease, shards []int16, ask jetbox.Ask) (*claimed, error) {
+// tryClaim reads the rows found, and records a claim for those that are in none.
+func (s *Store) tryClaim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask, q *look) (*claimed, error) {
 	before, err := json.Marshal(append([]jetbox.Position{}, ask.Before...))
 	if err != nil {
 		return nil, err
 	}
-	c := new(claimed)
+	c := &claimed{q: q, claims: q.earlier(), rows: make([]jetbox.Row, 0, len(q.ids))}
 	b := newBatch()
 	s.fence(b, l)
-	b.Queue(s.sql(wakeSQL), l.Owner, l.Epoch, wakeBatch).Exec(func(tag pgconn.CommandTag) error {
-		c.woken = tag.RowsAffected() > 0
-		return nil
+	b.Queue(s.sql(`SELECT `+mayClaim), l.Owner, l.Epoch, distinct(q.shards)).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&c.may)
 	})
-	args := []any{l.Owner, l.Epoch, ask.InHand, string(before)}
-	if shards != nil {
-		args = append(args, shards)
+	b.Queue(s.sql(readSQL), q.ids, q.at).Query(c.take)
+	if first, last, shards := c.unclaimed(); len(shards) > 0 {
+		b.Queue(s.sql(insertClaimSQL), l.Owner, l.Epoch, shards, first, last, string(before))
 	}
-	b.Queue(s.claimSQL(shards == nil, ask.Limit), args...).Query(c.read)
-	return c, s.send(ctx, b)
+	if err := s.send(ctx, b); err != nil || !c.may {
+		return new(claimed), err
+	}
+	s.fits(c)
+	return c, nil
 }
 
-func (c *claimed) read(rows pgx.Rows) error {
-	defer rows.Close()
-	for rows.Next() {
-		var (
-			r                         record
-			id                        int64
-			later, behind, overtaking bool
-			fresh                     bool
-			age                       *int64
-			before                    *string
-		)
-		// A row that was deleted by hand has left NULLs behind, and one that was
-		// marked by hand is no longer the relay's.
-		if raw := rows.RawValues()[1]; raw[0] == 1 || raw[0] == 't' {
-			if err := rows.Scan(append([]any{&id}, make([]any, len(rows.RawValues())-1)...)...); err != nil {
-				return err
-			}
-			c.stale = append(c.stale, id)
+// unclaimed returns the range of the rows that no claim covers, and their shards.
+func (c *claimed) unclaimed() (first, last int64, shards []int16) {
+	for i, id := range c.q.ids {
+		if c.claims[i] != nil {
 			continue
 		}
-		if err := rows.Scan(append([]any{&id, nil, &later, &behind, &overtaking, &fresh, &age, &before}, r.eventFields()...)...); err != nil {
+		if shards == nil {
+			first = id
+		}
+		last = id
+		if shard := c.q.shards[i]; !slices.Contains(shards, shard) {
+			shards = append(shards, shard)
+		}
+	}
+	return first, last, shards
+}
+
+func distinct(shards []int16) []int16 {
+	return slices.Compact(slices.Sorted(slices.Values(shards)))
+}
+
+// take sorts out the rows that come, lowest id first. One that was found and does
+// not come was deleted by hand, unless there was no room for it.
+func (c *claimed) take(rows pgx.Rows) error {
+	defer rows.Close()
+	if !c.may {
+		return nil
+	}
+	var (
+		r                                           record
+		settled, later, behind, overtaking, untried bool
+	)
+	into := append([]any{&settled, &later, &behind, &overtaking, &untried}, r.eventFields()...)
+	at, size := 0, 0
+	for rows.Next() {
+		r = record{}
+		if err := rows.Scan(into...); err != nil {
 			return err
 		}
+		for ; c.q.ids[at] < r.ID; at++ {
+			c.stale = append(c.stale, c.q.ids[at])
+		}
+		claim := c.claims[at]
+		at++
+		c.read++
+		size += len(r.Payload)
+		fresh := untried && claim == nil
 		switch {
+		case settled: // marked by hand, and no longer the relay's
+			c.stale = append(c.stale, r.ID)
+			continue
 		case later:
-			c.later = append(c.later, id)
+			c.later = append(c.later, r.ID)
 		case behind:
-			c.behind = append(c.behind, id)
+			c.behind = append(c.behind, r.ID)
 		case !overtaking:
 			row := r.row()
 			row.Fresh = fresh
-			if age != nil {
-				earlier, err := c.earlier.Of(time.Duration(*age)*time.Microsecond, *before)
-				if err != nil {
+			if claim != nil {
+				var err error
+				if row.Earlier, err = c.earlier.Of(time.Duration(claim.Age)*time.Microsecond, string(claim.Before)); err != nil {
 					return err
 				}
-				row.Earlier = earlier
 			}
 			c.rows = append(c.rows, row)
 		}
 		if !fresh && (later || behind) {
-			c.sent = append(c.sent, id)
+			c.sent = append(c.sent, r.ID)
 		}
 	}
+	if c.cut = size >= claimBytes && at < len(c.q.ids); !c.cut {
+		c.stale = append(c.stale, c.q.ids[at:]...)
+	}
 	return rows.Err()
-}
-
-// sleepSQL moves rows from the queue to those that wait.
-const sleepSQL = `WITH gone AS (DELETE FROM {queue} WHERE id = ANY($3::bigint[]) AND ` + fenced + ` RETURNING id, shard)
-	INSERT INTO {wait} (id, hold, shard, due, key_hash, aggregate_type, aggregate_id)
-		SELECT o.id, $4::smallint, g.shard, CASE WHEN $4::smallint = 1 THEN o.available_at END, {hash o}, o.aggregate_type, o.aggregate_id
-		FROM gone g JOIN {outbox} o ON o.id = g.id
-		ON CONFLICT (id) DO UPDATE SET hold = excluded.hold, due = excluded.due`
-
-// Values of the column hold: why a pending row is not in the queue.
-const (
-	holdLater  = 1 // scheduled: until due, holds nobody
-	holdRetry  = 2 // waits until due, and its key waits with it; or dead, its key frozen
-	holdBehind = 3 // behind an earlier row of its key
-)
-
-// putToSleep moves what may not go yet out of the queue.
-func (s *Store) putToSleep(ctx context.Context, l jetbox.Lease, shards []int16, c *claimed) (moved bool, err error) {
-	if len(c.later)+len(c.behind)+len(c.stale) == 0 {
-		return false, nil
-	}
-	b := newBatch()
-	s.fence(b, l)
-	if len(c.sent) > 0 {
-		// With this they leave their claims: the next to claim them must not
-		// take them for rows that were never sent.
-		b.Queue(s.sql(`UPDATE {outbox} SET last_error = coalesce(last_error, $4)
-			WHERE id = ANY($3::bigint[]) AND status = 'PENDING' AND `+fenced), l.Owner, l.Epoch, c.sent, outbox.OutcomeUnknown)
-	}
-	if len(c.later) > 0 {
-		b.Queue(s.sql(sleepSQL), l.Owner, l.Epoch, c.later, holdLater)
-	}
-	if len(c.behind) > 0 {
-		b.Queue(s.sql(sleepSQL), l.Owner, l.Epoch, c.behind, holdBehind)
-	}
-	if len(c.stale) > 0 {
-		b.Queue(s.sql(`DELETE FROM {queue} WHERE id = ANY($3::bigint[]) AND `+fenced), l.Owner, l.Epoch, c.stale)
-	}
-	if len(c.rows) == 0 && len(c.behind) > 0 {
-		s.queueMoreSleep(b, l, shards)
-	}
-	s.left(len(c.later) + len(c.behind) + len(c.stale))
-	return true, s.send(ctx, b)
-}
-
-// queueMoreSleep puts more rows to sleep without reading them, for a claim that
-// has found only such: a hundred thousand rows behind one key must not take a
-// transaction for each few. The first rows of the queue are looked at; a row
-// that the statement itself puts behind its key is behind one that was there
-// before, so it makes no difference whether the others see it.
-func (s *Store) queueMoreSleep(b *batch, l jetbox.Lease, shards []int16) {
-	args := []any{l.Owner, l.Epoch, sleepBatch}
-	first := `SELECT id FROM {queue} ORDER BY id LIMIT $3`
-	if shards != nil {
-		first = `SELECT q.id FROM unnest($4::smallint[]) AS m (shard)
-			CROSS JOIN LATERAL (SELECT id FROM {queue} WHERE shard = m.shard ORDER BY id LIMIT $3) q ORDER BY q.id LIMIT $3`
-		args = append(args, shards)
-	}
-	b.Queue(s.sql(`WITH behind AS (SELECT o.id FROM (`+first+`) f JOIN {outbox} o ON o.id = f.id WHERE `+isBehind+`),
-			gone AS (DELETE FROM {queue} q USING behind b WHERE q.id = b.id AND `+fenced+` RETURNING q.id, q.shard)
-		INSERT INTO {wait} (id, hold, shard, key_hash, aggregate_type, aggregate_id)
-			SELECT o.id, 3, g.shard, {hash o}, o.aggregate_type, o.aggregate_id FROM gone g JOIN {outbox} o ON o.id = g.id
-			ON CONFLICT DO NOTHING`), args...).Exec(func(tag pgconn.CommandTag) error {
-		s.left(int(tag.RowsAffected()))
-		return nil
-	})
 }

@@ -20,7 +20,7 @@ func touched(t *testing.T, s *Store, query string, args ...any) (pages int) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	if _, err := tx.Exec(ctx, relaySettings, "60000", "60000"); err != nil {
+	if _, err := tx.Exec(ctx, relaySettings, "60000", "60000", "on"); err != nil {
 		t.Fatal(err)
 	}
 	var plan []byte
@@ -86,19 +86,24 @@ func TestClaimsAndRecordsTouchNoMoreInALargeTable(t *testing.T) {
 		if analyzed {
 			exec(`VACUUM ANALYZE`)
 		}
-		got := map[string]int{"claim": touched(t, s, s.claimSQL(true, some), l.Owner, l.Epoch, []int64{}, "[]")}
-		got["claim of some shards"] = touched(t, s, s.claimSQL(false, some), l.Owner, l.Epoch, []int64{}, "[]", []int16{1, 3, 5, 7})
+		got := map[string]int{"look": touched(t, s, s.lookSQL(true, some), l.Owner, l.Epoch, []int64{}, nil)}
+		got["look into some shards"] = touched(t, s, s.lookSQL(false, some), l.Owner, l.Epoch, []int64{}, nil, []int16{1, 3, 5, 7})
 		if rows, err = s.Claim(t.Context(), l, jetbox.Ask{Limit: some}); err != nil || len(rows) != some {
 			t.Fatalf("claimed %d rows, %v", len(rows), err)
 		}
-		var outcomes []jetbox.Outcome
+		var (
+			outcomes []jetbox.Outcome
+			ids      []int64
+		)
 		for _, r := range rows {
 			outcomes = append(outcomes, jetbox.Outcome{Pos: r.Pos, State: jetbox.Published, StreamSeq: 1})
+			ids = append(ids, r.Pos)
 		}
+		got["read"] = touched(t, s, s.sql(readSQL), ids, time.Now())
 		b := new(batch)
 		s.queuePublished(b, l, group{stream: "S"}, outcomes)
 		b.Queue(s.sql(shrinkSQL), l.Owner, l.Epoch, []int64{})
-		b.Queue(s.sql(wakeSQL), l.Owner, l.Epoch, wakeBatch)
+		b.Queue(s.sql(wakeSQL), l.Owner, l.Epoch, wakeBatch, time.Now())
 		for i, name := range []string{"record", "shrink", "wake"} {
 			q := b.QueuedQueries[i]
 			got[name] = touched(t, s, q.SQL, q.Arguments...)

@@ -1,8 +1,10 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/outbox"
@@ -67,7 +69,7 @@ func (s *Store) record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Ou
 	if err != nil {
 		return err
 	}
-	b := newBatch()
+	b := newSyncBatch("off")
 	s.fence(b, l)
 	for g, outcomes := range sorted.published {
 		s.queuePublished(b, l, g, outcomes)
@@ -113,38 +115,55 @@ const wakeKeysSQL = `,
 	woken AS (DELETE FROM {wait} w USING next WHERE w.id = next.id RETURNING w.id, w.shard)
 	INSERT INTO {queue} (id, shard) SELECT id, shard FROM woken ON CONFLICT DO NOTHING`
 
+// storedSeq is the sequence of a row o: in a run of rows it grows by as much as the
+// ids, so of each run only the first id ($5) and the difference ($6) are told. NULL
+// where it is not known.
+const storedSeq = `o.id + ($6::bigint[])[width_bucket(o.id, $5::bigint[])]`
+
 func (s *Store) queuePublished(b *batch, l jetbox.Lease, g group, outcomes []jetbox.Outcome) {
-	const (
-		pending = `o.status = 'PENDING' AND ` + fenced
-		u       = `unnest($3::bigint[], $4::bigint[]) AS u (id, seq)`
-	)
+	const these = `o.id = ANY($3::bigint[]) AND o.status = 'PENDING' AND ` + fenced
+	ids, firsts, diffs := runs(outcomes)
+	args := []any{l.Owner, l.Epoch, ids, g.stream, firsts, diffs}
 	var query string
 	switch g.remove {
 	case jetbox.Delete:
-		query = `settled AS (DELETE FROM {outbox} o USING ` + u + ` WHERE o.id = u.id AND $5::text IS NOT NULL AND ` + pending + `
-			RETURNING o.id, o.aggregate_type, o.aggregate_id)`
+		args = args[:3]
+		query = `settled AS (DELETE FROM {outbox} o WHERE ` + these + ` RETURNING o.id, o.aggregate_type, o.aggregate_id)`
 	case jetbox.Archive:
-		query = `settled AS (DELETE FROM {outbox} o USING ` + u + ` WHERE o.id = u.id AND ` + pending + ` RETURNING o.*, u.seq),
+		query = `settled AS (DELETE FROM {outbox} o WHERE ` + these + ` RETURNING o.*, ` + storedSeq + ` AS seq),
 			archived AS (
 				INSERT INTO {archive} (` + columns + `, archived_at) SELECT ` + publishedColumns + `, clock_timestamp() FROM settled r
 				ON CONFLICT (id) DO UPDATE SET (` + columns + `, archived_at) = ROW(excluded.*))`
 	default:
 		query = `settled AS (
-			UPDATE {outbox} o SET status = 'PUBLISHED', published_at = clock_timestamp(), stream = nullif($5, ''),
-				stream_seq = nullif(u.seq, 0), last_error = NULL
-			FROM ` + u + ` WHERE o.id = u.id AND ` + pending + `
+			UPDATE {outbox} o SET status = 'PUBLISHED', published_at = clock_timestamp(), stream = nullif($4, ''),
+				stream_seq = ` + storedSeq + `, last_error = NULL
+			WHERE ` + these + `
 			RETURNING o.id, o.aggregate_type, o.aggregate_id)`
 	}
-	ids, seqs := positions(outcomes)
-	b.Queue(s.sql(leaveSQL+query+wakeKeysSQL), l.Owner, l.Epoch, ids, seqs, g.stream)
+	b.Queue(s.sql(leaveSQL+query+wakeKeysSQL), args...)
 }
 
-func positions(outcomes []jetbox.Outcome) (ids, seqs []int64) {
-	ids, seqs = make([]int64, len(outcomes)), make([]int64, len(outcomes))
+// runs returns the ids of published rows, ascending, and of each run the first id
+// and what is to be added to an id to get its sequence; nil if that is not known.
+func runs(outcomes []jetbox.Outcome) (ids, firsts []int64, diffs []*int64) {
+	outcomes = slices.SortedFunc(slices.Values(outcomes), func(a, b jetbox.Outcome) int { return cmp.Compare(a.Pos, b.Pos) })
+	ids = make([]int64, len(outcomes))
 	for i, o := range outcomes {
-		ids[i], seqs[i] = o.Pos, int64(o.StreamSeq)
+		ids[i] = o.Pos
+		var diff *int64
+		if o.StreamSeq != 0 {
+			d := int64(o.StreamSeq) - o.Pos
+			diff = &d
+		}
+		if i > 0 {
+			if last := diffs[len(diffs)-1]; last == diff || last != nil && diff != nil && *last == *diff {
+				continue
+			}
+		}
+		firsts, diffs = append(firsts, o.Pos), append(diffs, diff)
 	}
-	return ids, seqs
+	return ids, firsts, diffs
 }
 
 // queueRetry makes rows wait for their next attempt, and their keys with them.

@@ -19,10 +19,10 @@ const eventColumns = `o.id, o.event_id, o.idempotency_key, o.subject, o.event_ty
 	o.aggregate_seq, o.schema_version, o.content_type, o.headers::text, o.attempts, o.available_at, o.created_at, o.payload`
 
 // publishedColumns are columns as they are after a row r was published, given its
-// sequence r.seq and, as $5, the stream.
+// sequence r.seq and, as $4, the stream.
 const publishedColumns = `r.id, r.event_id, r.idempotency_key, r.subject, r.event_type, r.aggregate_type, r.aggregate_id,
 	r.aggregate_seq, r.schema_version, r.content_type, r.headers, 'PUBLISHED', r.attempts, NULL, r.available_at,
-	r.created_at, clock_timestamp(), nullif($5, ''), nullif(r.seq, 0), r.payload`
+	r.created_at, clock_timestamp(), nullif($4, ''), r.seq, r.payload`
 
 // entryColumns are those that an operator sees.
 const entryColumns = eventColumns + `, v.status, o.last_error, o.published_at, o.stream, o.stream_seq`

@@ -71,6 +71,7 @@ type Store struct {
 	reset    time.Time           // when the pool was last emptied
 	wake     wakeState
 	vacuumed vacuumed
+	fit      int // rows that have room in one claim; 0 stands for as many as asked for
 }
 
 // minVersion is the oldest server that has what the schema uses.
@@ -243,12 +244,14 @@ type batch struct{ pgx.Batch }
 // collects a hundred thousand rows behind a key where the first will do. To compile
 // such plans takes tens of milliseconds and never pays.
 const relaySettings = `SELECT set_config('lock_timeout', $1, true), set_config('statement_timeout', $2, true),
-	set_config('synchronous_commit', 'on', true), set_config('jit', 'off', true),
+	set_config('synchronous_commit', $3, true), set_config('jit', 'off', true),
 	set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_mergejoin', 'off', true)`
 
-func newBatch() *batch {
+func newBatch() *batch { return newSyncBatch("on") }
+
+func newSyncBatch(sync string) *batch {
 	b := new(batch)
-	b.Queue(relaySettings, millis(lockTimeout), millis(opTimeout))
+	b.Queue(relaySettings, millis(lockTimeout), millis(opTimeout), sync)
 	return b
 }
 

@@ -317,3 +317,22 @@ func (s *Store) hangUp() {
 	s.mu.Unlock()
 	s.drop(l)
 }
+
+// idle asks without a write, so that a relay with nothing to do costs no sync. In
+// the order of an index: read in any other, a queue that has just been emptied is
+// read to its end.
+func (s *Store) idle(ctx context.Context, shards []int16, hand []int64) (idle bool, err error) {
+	const first = `(SELECT q.id FROM {queue} q WHERE q.id <> ALL($1::bigint[]) ORDER BY q.id LIMIT 1) IS NOT NULL`
+	const ofShards = `EXISTS (SELECT FROM unnest($2::smallint[]) AS m (shard)
+		WHERE (SELECT q.id FROM {queue} q WHERE q.shard = m.shard AND q.id <> ALL($1::bigint[]) ORDER BY q.id LIMIT 1) IS NOT NULL)`
+	const due = ` OR coalesce((SELECT w.due FROM {wait} w WHERE w.due IS NOT NULL ORDER BY w.due LIMIT 1) <= clock_timestamp(), false)`
+	query, args := first, []any{hand}
+	if shards != nil {
+		query, args = ofShards, append(args, shards)
+	}
+	var work bool
+	err = s.do(ctx, func(ctx context.Context) error {
+		return s.pool.QueryRow(ctx, s.sql(`SELECT `+query+due), args...).Scan(&work)
+	})
+	return !work, err
+}

@@ -1,0 +1,76 @@
+package postgres
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/outbox"
+)
+
+// sleepSQL moves rows from the queue to those that wait.
+const sleepSQL = `WITH gone AS (DELETE FROM {queue} WHERE id = ANY($3::bigint[]) AND ` + fenced + ` RETURNING id, shard)
+	INSERT INTO {wait} (id, hold, shard, due, key_hash, aggregate_type, aggregate_id)
+		SELECT o.id, $4::smallint, g.shard, CASE WHEN $4::smallint = 1 THEN o.available_at END, {hash o}, o.aggregate_type, o.aggregate_id
+		FROM gone g JOIN {outbox} o ON o.id = g.id
+		ON CONFLICT (id) DO UPDATE SET hold = excluded.hold, due = excluded.due`
+
+// Values of the column hold: why a pending row is not in the queue.
+const (
+	holdLater  = 1 // scheduled: until due, holds nobody
+	holdRetry  = 2 // waits until due, and its key waits with it; or dead, its key frozen
+	holdBehind = 3 // behind an earlier row of its key
+)
+
+// putToSleep moves what may not go yet out of the queue.
+func (s *Store) putToSleep(ctx context.Context, l jetbox.Lease, shards []int16, c *claimed) (moved bool, err error) {
+	if len(c.later)+len(c.behind)+len(c.stale) == 0 {
+		return false, nil
+	}
+	b := newBatch()
+	s.fence(b, l)
+	if len(c.sent) > 0 {
+		// With this they leave their claims: the next to claim them must not
+		// take them for rows that were never sent.
+		b.Queue(s.sql(`UPDATE {outbox} SET last_error = coalesce(last_error, $4)
+			WHERE id = ANY($3::bigint[]) AND status = 'PENDING' AND `+fenced), l.Owner, l.Epoch, c.sent, outbox.OutcomeUnknown)
+	}
+	if len(c.later) > 0 {
+		b.Queue(s.sql(sleepSQL), l.Owner, l.Epoch, c.later, holdLater)
+	}
+	if len(c.behind) > 0 {
+		b.Queue(s.sql(sleepSQL), l.Owner, l.Epoch, c.behind, holdBehind)
+	}
+	if len(c.stale) > 0 {
+		b.Queue(s.sql(`DELETE FROM {queue} WHERE id = ANY($3::bigint[]) AND `+fenced), l.Owner, l.Epoch, c.stale)
+	}
+	if len(c.rows) == 0 && len(c.behind) > 0 {
+		s.queueMoreSleep(b, l, shards)
+	}
+	s.left(len(c.later) + len(c.behind) + len(c.stale))
+	return true, s.send(ctx, b)
+}
+
+// queueMoreSleep puts more rows to sleep without reading them, for a claim that
+// has found only such: a hundred thousand rows behind one key must not take a
+// transaction for each few. The first rows of the queue are looked at; a row
+// that the statement itself puts behind its key is behind one that was there
+// before, so it makes no difference whether the others see it.
+func (s *Store) queueMoreSleep(b *batch, l jetbox.Lease, shards []int16) {
+	args := []any{l.Owner, l.Epoch, sleepBatch}
+	first := `SELECT id FROM {queue} ORDER BY id LIMIT $3`
+	if shards != nil {
+		first = `SELECT q.id FROM unnest($4::smallint[]) AS m (shard)
+			CROSS JOIN LATERAL (SELECT id FROM {queue} WHERE shard = m.shard ORDER BY id LIMIT $3) q ORDER BY q.id LIMIT $3`
+		args = append(args, shards)
+	}
+	b.Queue(s.sql(`WITH behind AS (SELECT o.id FROM (`+first+`) f JOIN {outbox} o ON o.id = f.id WHERE `+isBehind+`),
+			gone AS (DELETE FROM {queue} q USING behind b WHERE q.id = b.id AND `+fenced+` RETURNING q.id, q.shard)
+		INSERT INTO {wait} (id, hold, shard, key_hash, aggregate_type, aggregate_id)
+			SELECT o.id, 3, g.shard, {hash o}, o.aggregate_type, o.aggregate_id FROM gone g JOIN {outbox} o ON o.id = g.id
+			ON CONFLICT DO NOTHING`), args...).Exec(func(tag pgconn.CommandTag) error {
+		s.left(int(tag.RowsAffected()))
+		return nil
+	})
+}
