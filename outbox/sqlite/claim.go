@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/seed-5e04d8fb/jetbox"
@@ -37,7 +39,7 @@ func (s *Store) Claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]je
 	if recalling, err := s.recalling(ctx); err != nil || recalling {
 		return nil, err
 	}
-	hand, err := jsonIDs(append([]int64{}, ask.InHand...))
+	besides, err := notIn(ask.InHand)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +48,7 @@ func (s *Store) Claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]je
 		return nil, err
 	}
 	for {
-		c := claim{limit: ask.Limit, now: time.Now().UnixMilli(), hand: hand, before: string(before)}
+		c := claim{limit: ask.Limit, now: time.Now().UnixMilli(), besides: besides, before: string(before)}
 		simple, err := s.lookAhead(ctx, &c)
 		switch {
 		case err != nil:
@@ -68,18 +70,18 @@ func (s *Store) Claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]je
 	}
 }
 
-// lookAhead reads the next rows without a transaction, so that other writers do not wait
-// meanwhile, and a relay with nothing to do takes no lock at all. It is simple when
+// lookAhead reads the next rows without a transaction, so that other writers, and the
+// records of this relay, do not wait meanwhile, and a relay with nothing to do takes
+// no lock at all. It is simple when
 // they may go as they are: then only the claim is left to be written. Nobody else
 // changes such rows as long as the lease is the caller's.
 func (s *Store) lookAhead(ctx context.Context, c *claim) (simple bool, err error) {
 	var due bool
-	err = s.relay.QueryRowContext(ctx, s.sql(`SELECT EXISTS (SELECT 1 FROM "{t}" INDEXED BY "{t}_due"
-		WHERE status = 'PENDING' AND hold IN (1, 2) AND coalesce(available_at, 0) <= ?)`), c.now).Scan(&due)
+	err = s.reader.QueryRowContext(ctx, s.sql(`SELECT `+someDue), c.now).Scan(&due)
 	if err != nil || due {
 		return false, noTables(err)
 	}
-	found, err := s.ready(ctx, s.relay, c)
+	found, err := s.ready(ctx, s.reader, c)
 	if err != nil {
 		return false, err
 	}
@@ -93,12 +95,12 @@ func (s *Store) lookAhead(ctx context.Context, c *claim) (simple bool, err error
 
 // claim is one try: its transaction may run more than once.
 type claim struct {
-	limit  int
-	now    int64
-	hand   string // ids to leave out, as JSON
-	before string // where the streams stand, as JSON
-	rows   []jetbox.Row
-	moved  bool // some row was woken or put to sleep
+	limit   int
+	now     int64
+	before  string // where the streams stand, as JSON
+	besides except
+	rows    []jetbox.Row
+	moved   bool // some row was woken or put to sleep
 
 	first, last int64 // of the rows found that are in no claim yet
 	earlier     outboxrow.Claims
@@ -160,14 +162,14 @@ func (s *Store) insertClaim(ctx context.Context, tx *sql.Tx, c *claim) error {
 func (f *candidate) claimed(c *claim) (row jetbox.Row, err error) {
 	row = f.row()
 	row.Fresh = f.fresh
-	if !f.claimedAt.Valid {
+	if f.claim == nil {
 		if c.first > c.last {
 			c.first = f.ID
 		}
 		c.last = f.ID
 		return row, nil
 	}
-	row.Earlier, err = c.earlier.Of(time.Duration(c.now-f.claimedAt.Int64)*time.Millisecond, f.before.String)
+	row.Earlier, err = c.earlier.Of(time.Duration(c.now-f.claim.claimedAt)*time.Millisecond, f.claim.before)
 	return row, err
 }
 
@@ -190,66 +192,142 @@ type rowsQueryer interface {
 // candidate is a row of the ready index, with what else has to be known of it.
 type candidate struct {
 	record
-	hold      int  // holdNone, or why it goes to sleep
-	overtakes bool // an earlier row of its key is due and about to be woken
-	fresh     bool // it was never claimed before
+	hold      int       // holdNone, or why it goes to sleep
+	overtakes bool      // an earlier row of its key is due and about to be woken
+	fresh     bool      // it was never claimed before
+	claim     *standing // the first claim that it lies in, if any
+}
 
-	// The first claim that it lies in, if any.
-	claimedAt sql.NullInt64
-	before    sql.NullString
+// standing is a claim that is in the file.
+type standing struct {
+	first, last, claimedAt int64
+	before                 string
 }
 
 const (
 	sameKey = `p.aggregate_id = o.aggregate_id AND coalesce(p.aggregate_type, '') = coalesce(o.aggregate_type, '')`
 
+	// someDue says whether the time of some row has come, by ?1.
+	someDue = `EXISTS (SELECT 1 FROM "{t}" INDEXED BY "{t}_due"
+		WHERE status = 'PENDING' AND hold IN (1, 2) AND coalesce(available_at, 0) <= ?1)`
+
+	// someWait says whether any key waits at all: most outboxes have none, and are
+	// spared a look into the indexes for each row.
+	someWait = `(SELECT EXISTS (SELECT 1 FROM "{t}" INDEXED BY "{t}_retry" WHERE hold = 2) OR
+		EXISTS (SELECT 1 FROM "{t}" INDEXED BY "{t}_behind" WHERE hold = 3))`
+
 	// isBehind says of a row o whether an earlier one of its key holds it.
 	isBehind = `o.aggregate_id <> '' AND (
 		EXISTS (SELECT 1 FROM "{t}" p INDEXED BY "{t}_retry" WHERE p.hold = 2 AND ` + sameKey + ` AND p.id < o.id) OR
 		EXISTS (SELECT 1 FROM "{t}" p INDEXED BY "{t}_behind" WHERE p.hold = 3 AND ` + sameKey + ` AND p.id < o.id))`
+
+	// isOvertaking says whether a scheduled row of its key has become due: it is
+	// woken in the order of times, not of ids, so this one could pass it by.
+	isOvertaking = `o.aggregate_id <> '' AND
+		EXISTS (SELECT 1 FROM "{t}" p INDEXED BY "{t}_later" WHERE p.hold = 1 AND p.aggregate_id <> '' AND ` + sameKey + `
+			AND coalesce(p.available_at, 0) <= ?1 AND p.id < o.id)`
 )
 
 // ready reads the lowest rows of the ready index. A row may go unless it is
 // scheduled for later, or an earlier row of its key waits for a retry, is frozen,
-// or is itself behind one. A scheduled row that has become due counts too: it is
-// woken in the order of times, not of ids, so a later row of its key could pass
-// it by.
+// is itself behind one, or is scheduled and has become due.
 func (s *Store) ready(ctx context.Context, q rowsQueryer, c *claim) ([]candidate, error) {
-	rows, err := q.QueryContext(ctx, s.sql(`SELECT `+eventColumns+`,
-		coalesce(o.available_at > ?1, 0),
-		`+isBehind+`,
-		o.aggregate_id <> '' AND
-			EXISTS (SELECT 1 FROM "{t}" p INDEXED BY "{t}_later" WHERE p.hold = 1 AND p.aggregate_id <> '' AND `+sameKey+`
-				AND coalesce(p.available_at, 0) <= ?1 AND p.id < o.id),
-		o.attempts = 0 AND o.last_error IS NULL AND NOT EXISTS (
-			SELECT 1 FROM "{t}_claim" c WHERE o.id BETWEEN c.first AND c.last),
-		(SELECT claimed_at FROM "{t}_claim" c WHERE o.id BETWEEN c.first AND c.last ORDER BY c.id LIMIT 1),
-		(SELECT before FROM "{t}_claim" c WHERE o.id BETWEEN c.first AND c.last ORDER BY c.id LIMIT 1)
-		FROM "{t}" o INDEXED BY "{t}_ready" WHERE o.status = 'PENDING' AND o.hold = 0
-			AND o.id NOT IN (SELECT value FROM json_each(?3)) ORDER BY o.id LIMIT ?2`),
-		c.now, c.limit, c.hand)
+	claims, err := s.standing(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := q.QueryContext(ctx, s.sql(`SELECT coalesce(o.available_at > ?1, 0),
+		CASE WHEN `+someWait+` THEN coalesce(`+isBehind+`, 0) ELSE 0 END,
+		CASE WHEN (SELECT `+someDue+`) THEN coalesce(`+isOvertaking+`, 0) ELSE 0 END,
+		o.attempts = 0 AND o.last_error IS NULL, `+eventColumns+`
+		FROM "{t}" o INDEXED BY "{t}_ready" WHERE o.status = 'PENDING' AND o.hold = 0`+c.besides.sql+`
+		ORDER BY o.id LIMIT ?2`), append([]any{c.now, c.limit}, c.besides.args...)...)
 	if err != nil {
 		return nil, noTables(err)
 	}
 	defer rows.Close()
 	found := make([]candidate, 0, c.limit)
+	var (
+		f             candidate
+		later, behind bool
+	)
+	into := append([]any{&later, &behind, &f.overtakes, &f.fresh}, f.eventFields()...)
 	for size := 0; size < claimBytes && rows.Next(); {
-		var f candidate
-		var later bool
-		var behind, overtakes sql.NullBool // NULL without an aggregate ID
-		if err := rows.Scan(append(f.eventFields(), &later, &behind, &overtakes, &f.fresh, &f.claimedAt, &f.before)...); err != nil {
+		f = candidate{}
+		if err := rows.Scan(into...); err != nil {
 			return nil, err
 		}
 		switch {
 		case later:
 			f.hold = holdLater
-		case behind.Bool:
+		case behind:
 			f.hold = holdBehind
 		}
-		f.overtakes = overtakes.Bool
+		f.claim = claims.of(f.ID)
+		f.fresh = f.fresh && f.claim == nil
 		size += len(f.Payload)
 		found = append(found, f)
 	}
 	return found, rows.Err()
+}
+
+// standings are the claims in the file, oldest first.
+type standings []standing
+
+func (s standings) of(id int64) *standing {
+	for i := range s {
+		if s[i].first <= id && id <= s[i].last {
+			return &s[i]
+		}
+	}
+	return nil
+}
+
+func (s *Store) standing(ctx context.Context, q rowsQueryer) (standings, error) {
+	rows, err := q.QueryContext(ctx, s.sql(`SELECT first, last, claimed_at, before FROM "{t}_claim" ORDER BY id`))
+	if err != nil {
+		return nil, noTables(err)
+	}
+	defer rows.Close()
+	var all standings
+	for rows.Next() {
+		var c standing
+		if err := rows.Scan(&c.first, &c.last, &c.claimedAt, &c.before); err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	return all, rows.Err()
+}
+
+// except is a condition that leaves rows out.
+type except struct {
+	sql  string
+	args []any
+}
+
+// notIn leaves out the rows with these ids. What a relay has in hand are mostly a few
+// runs of ids, and to compare with their ends is cheaper than to look into a list.
+func notIn(ids []int64) (except, error) {
+	const most = 8
+	ids = slices.Sorted(slices.Values(ids))
+	var e except
+	var b strings.Builder
+	for i := 0; i < len(ids); {
+		n := 1
+		for i+n < len(ids) && ids[i+n] == ids[i]+int64(n) {
+			n++
+		}
+		if len(e.args) == 2*most {
+			list, err := jsonIDs(ids)
+			return except{` AND o.id NOT IN (SELECT value FROM json_each(?3))`, []any{list}}, err
+		}
+		fmt.Fprintf(&b, ` AND o.id NOT BETWEEN ?%d AND ?%d`, len(e.args)+3, len(e.args)+4)
+		e.args = append(e.args, ids[i], ids[i+n-1])
+		i += n
+	}
+	e.sql = b.String()
+	return e, nil
 }
 
 func (s *Store) putToSleep(ctx context.Context, tx *sql.Tx, found []candidate) (moved bool, err error) {

@@ -17,6 +17,7 @@ import (
 type settings struct {
 	busyTimeout time.Duration
 	full        bool // synchronous=FULL; NORMAL otherwise
+	readOnly    bool
 }
 
 var (
@@ -25,6 +26,9 @@ var (
 	// relaySettings wait for the lock in Go (see retryBusy): SQLite's own busy
 	// handler sleeps up to 25 ms between tries and starves behind a busy writer.
 	relaySettings = settings{full: true}
+
+	// readerSettings are for looking ahead: readers wait for nobody in WAL mode.
+	readerSettings = settings{readOnly: true}
 )
 
 type pragma struct {
@@ -39,13 +43,17 @@ func (s settings) pragmas() []pragma {
 	if s.full {
 		sync = pragma{"synchronous", "FULL", "2"}
 	}
-	return []pragma{
+	all := []pragma{
 		// First, so that the switch to WAL below waits for other processes.
 		{"busy_timeout", ms, ms},
 		{"journal_mode", "WAL", "wal"},
 		{"foreign_keys", "1", "1"},
 		sync,
 	}
+	if s.readOnly {
+		all = append(all, pragma{"query_only", "1", "1"})
+	}
+	return all
 }
 
 // OpenDB opens the SQLite file for an application: a pool whose connections

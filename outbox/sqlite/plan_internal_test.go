@@ -78,7 +78,7 @@ func newWatchedStore(t *testing.T) (*Store, *watched) {
 		t.Cleanup(func() { db.Close() })
 		return db
 	}
-	s := &Store{table: DefaultTable, db: pool(writerSettings, 1), relay: pool(relaySettings, 1), path: path}
+	s := &Store{table: DefaultTable, db: pool(writerSettings, 1), relay: pool(relaySettings, 1), reader: pool(readerSettings, 1), path: path}
 	if err := s.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -234,6 +234,6 @@ func (s *Store) moveRecall(ctx context.Context, tx *sql.Tx, stream string, r jet
 
 // recalling reports whether a recall is under way: nothing is claimed meanwhile.
 func (s *Store) recalling(ctx context.Context) (recalling bool, err error) {
-	err = s.relay.QueryRowContext(ctx, s.sql(`SELECT EXISTS (SELECT 1 FROM "{t}_stream" WHERE recall IS NOT NULL)`)).Scan(&recalling)
+	err = s.reader.QueryRowContext(ctx, s.sql(`SELECT EXISTS (SELECT 1 FROM "{t}_stream" WHERE recall IS NOT NULL)`)).Scan(&recalling)
 	return recalling, noTables(err)
 }

@@ -143,7 +143,7 @@ func (s *Store) record(ctx context.Context, tx *sql.Tx, outcomes []jetbox.Outcom
 // makes, and half the cost of a statement per row. It is no range that could
 // cover a row nobody named.
 func (s *Store) recordPublished(ctx context.Context, tx *sql.Tx, outcomes []jetbox.Outcome, now int64) error {
-	stmt, err := tx.PrepareContext(ctx, s.sql(`UPDATE "{t}" SET status = 'PUBLISHED', published_at = ?1, stream = ?2,
+	stmt, err := tx.PrepareContext(ctx, s.sql(`UPDATE OR FAIL "{t}" SET status = 'PUBLISHED', published_at = ?1, stream = ?2,
 		stream_seq = ?3 + (id - ?4), last_error = NULL, hold = 0 WHERE id BETWEEN ?4 AND ?5 AND status = 'PENDING'`))
 	if err != nil {
 		return err

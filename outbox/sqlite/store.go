@@ -34,9 +34,11 @@ type Store struct {
 	table string
 
 	// db is for writers and operators, relay for the relay's own transactions:
-	// one connection, so that its claims, records and prunes take turns.
-	db    *sql.DB
-	relay *sql.DB
+	// one connection, so that its claims, records and prunes take turns. reader
+	// looks for what is to be claimed beside them.
+	db     *sql.DB
+	relay  *sql.DB
+	reader *sql.DB
 
 	path   string      // absolute
 	opened os.FileInfo // what stood there then
@@ -65,7 +67,11 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
-	s := &Store{table: cfg.Table, db: db, relay: relay}
+	reader, err := openPool(ctx, cfg.Path, readerSettings, 1)
+	if err != nil {
+		return nil, errors.Join(err, relay.Close(), db.Close())
+	}
+	s := &Store{table: cfg.Table, db: db, relay: relay, reader: reader}
 	if s.path, err = filepath.Abs(cfg.Path); err == nil {
 		s.opened, err = os.Stat(s.path)
 	}
@@ -91,7 +97,7 @@ func (s *Store) replaced() error {
 
 // Close releases the file. Stop the relay first.
 func (s *Store) Close() error {
-	return errors.Join(s.relay.Close(), s.db.Close())
+	return errors.Join(s.reader.Close(), s.relay.Close(), s.db.Close())
 }
 
 // DB is the pool for writers, as [OpenDB] makes it. It belongs to the store.
