@@ -23,6 +23,7 @@ type outbound struct {
 // nothing can be sent at all.
 func (s *session) prepare(rows []jetbox.Row) (batch []outbound, outcomes []jetbox.Outcome, outage error) {
 	held := make(map[string]bool) // keys that may not go on behind a row of this batch
+	batch = make([]outbound, 0, len(rows))
 	for _, row := range rows {
 		key := row.Event.OrderingKey()
 		if held[key] {
@@ -70,7 +71,7 @@ func (s *session) publish(batch []outbound) (outcomes []jetbox.Outcome, outage e
 	enough := time.Now().Add(s.cfg.Lease)
 	maySend := func() bool { return s.maySend() && time.Now().Before(enough) }
 	born := s.born(batch)
-	var t tally
+	t := tally{outcomes: make([]jetbox.Outcome, 0, len(batch))}
 	for i, res := range s.engine.publish(s.hard, messages, maySend) {
 		s.judge(&t, batch[i], res)
 	}

@@ -150,8 +150,8 @@ func (w *fastWire) send(ctx context.Context, batch []message, maySend func() boo
 }
 
 func (w *fastWire) reply(op, seq int) string {
-	b := make([]byte, 0, len(w.prefix)+16)
-	b = append(b, w.prefix...)
+	var room [96]byte // an inbox has some thirty bytes
+	b := append(room[:0], w.prefix...)
 	b = strconv.AppendInt(b, int64(seq), 10)
 	b = append(b, '.')
 	b = strconv.AppendInt(b, int64(op), 10)

@@ -1,6 +1,9 @@
 package relay
 
 import (
+	"cmp"
+	"sync"
+
 	"github.com/seed-5e04d8fb/jetbox"
 )
 
@@ -17,7 +20,7 @@ func (s *session) flow(rows []jetbox.Row) error {
 		next, err := ahead()
 		if err != nil {
 			// Nothing else is published before this is recorded, or handed over.
-			s.unrecorded = append(s.unrecorded, outcomes...)
+			s.unrecorded = append(append(s.unrecorded, outcomes...), s.unsent(next...)...)
 			return err
 		}
 		next, back := split(next, held(rows, outcomes))
@@ -45,25 +48,57 @@ func (s *session) unsent(rows ...jetbox.Row) (back []jetbox.Outcome) {
 	return back
 }
 
-// ahead records outcomes and then claims the next rows beside those in hand, in a
-// goroutine that ends before the function returned does. The two take turns: they
-// change the same rows of the database.
+// ahead records outcomes and claims the next rows beside those in hand, in
+// goroutines that end before the function returned does. Both go on at once when
+// every outcome lets its key go on; else what is recorded decides about which rows
+// may be claimed.
 func (s *session) ahead(done []jetbox.Outcome, inHand []jetbox.Row) (wait func() ([]jetbox.Row, error)) {
 	var (
-		rows  []jetbox.Row
-		err   error
-		ended = make(chan struct{})
+		rows              []jetbox.Row
+		recorded, claimed error
+		work              sync.WaitGroup
 	)
-	go func() {
-		defer close(ended)
-		if err = s.record(done); err == nil && !s.interrupted() {
-			rows, err = s.claim(inHand)
-		}
-	}()
-	return func() ([]jetbox.Row, error) {
-		<-ended
-		return rows, err
+	hand := make([]int64, 0, len(inHand)+len(done))
+	for _, r := range inHand {
+		hand = append(hand, r.Pos)
 	}
+	claim := func() {
+		if !s.interrupted() {
+			rows, claimed = s.claim(hand)
+		}
+	}
+	if allSettled(done) {
+		for _, o := range done {
+			hand = append(hand, o.Pos)
+		}
+		work.Go(func() { recorded = s.record(done) })
+		work.Go(claim)
+	} else {
+		work.Go(func() {
+			if recorded = s.record(done); recorded == nil {
+				claim()
+			}
+		})
+	}
+	return func() ([]jetbox.Row, error) {
+		work.Wait()
+		return rows, cmp.Or(recorded, claimed)
+	}
+}
+
+// allSettled reports that every row is done with and its key may go on.
+func allSettled(outcomes []jetbox.Outcome) (settled bool) {
+	for _, o := range outcomes {
+		if !isSettled(o) {
+			return false
+		}
+	}
+	return true
+}
+
+// isSettled reports that a row was stored, or parked for good.
+func isSettled(o jetbox.Outcome) (settled bool) {
+	return o.State == jetbox.Published || o.State == jetbox.DeadLetter && !o.Freeze
 }
 
 // send publishes one batch and says what became of it.
@@ -116,7 +151,7 @@ func (s *session) interrupted() (interrupted bool) {
 func held(rows []jetbox.Row, outcomes []jetbox.Outcome) map[string]bool {
 	settled := make(map[int64]bool, len(outcomes))
 	for _, o := range outcomes {
-		if o.State == jetbox.Published || o.State == jetbox.DeadLetter && !o.Freeze {
+		if isSettled(o) {
 			settled[o.Pos] = true
 		}
 	}

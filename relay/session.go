@@ -172,13 +172,9 @@ func (s *session) outageBackoff() backoff.BackOff {
 }
 
 // claim returns the next rows beside those in hand.
-func (s *session) claim(inHand []jetbox.Row) ([]jetbox.Row, error) {
-	ids := make([]int64, len(inHand))
-	for i, r := range inHand {
-		ids[i] = r.Pos
-	}
+func (s *session) claim(inHand []int64) ([]jetbox.Row, error) {
 	rows, err := s.src.Claim(s.ctx, s.share.now(), jetbox.Ask{
-		Limit: s.size, InHand: ids, Before: s.positions(s.ctx),
+		Limit: s.size, InHand: inHand, Before: s.positions(s.ctx),
 	})
 	if err != nil && s.ctx.Err() == nil {
 		s.fault(s.ctx, partDatabase, err)

@@ -16,7 +16,8 @@ type Source interface {
 
 	// Claim records, durably, which rows are about to be sent and returns up to
 	// as many as asked for that may go now, lowest first. None is no error. It
-	// does not run beside Record.
+	// runs beside Record only where every outcome lets its key go on, and then
+	// these rows are among those in hand.
 	Claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]jetbox.Row, error)
 
 	// Record writes the outcomes of claimed rows. Repeating it is harmless.

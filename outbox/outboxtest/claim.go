@@ -19,6 +19,8 @@ func claimScenarios() []scenario {
 		{"a row that was claimed before tells when, and where the streams stood", migrated(earlierTold)},
 		{"the claim of rows that were not sent is taken back", migrated(claimTakenBack)},
 		{"rows in hand are left out of a claim", migrated(inHandLeftOut)},
+		{"scattered rows in hand are left out of a claim", migrated(scatteredLeftOut)},
+		{"claims beside records of settled rows hand out each row once, in order", migrated(claimBesideRecord)},
 		{"a row is fresh in its first claim alone", migrated(freshOnce)},
 		{"while the lease is held, wait returns after a commit by another connection", migrated(waitReturns)},
 		{"a scheduled row comes when due and holds nobody", migrated(scheduledHoldsNobody)},
@@ -223,6 +225,75 @@ func inHandLeftOut(t *testing.T, b *bench) {
 	b.record(l, published(ids[:3]...)...)
 	claim(ids[3:])
 	claim(nil, ids[3:]...)
+}
+
+func scatteredLeftOut(t *testing.T, b *bench) {
+	l := b.lease("a")
+	ids := b.add(keyed("", 60)...)
+	b.claimIDs(l, 60, ids...)
+	var hand, rest []int64
+	for i, id := range ids {
+		if i%3 == 0 {
+			rest = append(rest, id)
+		} else {
+			hand = append(hand, id)
+		}
+	}
+	slices.Reverse(hand)
+	rows, err := b.Claim(t.Context(), l, jetbox.Ask{Limit: 60, InHand: hand})
+	b.check(err)
+	if got := positions(rows); !slices.Equal(got, rest) {
+		t.Errorf("claim = %v, want %v", got, rest)
+	}
+}
+
+// While one batch is on its way, the one before it is recorded and the one after it
+// claimed, at once. Rows behind a key that has waited come in between.
+func claimBesideRecord(t *testing.T, b *bench) {
+	const size, keys = 20, 3
+	l := b.lease("a")
+	waits := b.add(keyed("waits", 1)...)
+	b.claimIDs(l, 1, waits...)
+	b.record(l, jetbox.Outcome{Pos: waits[0], State: jetbox.Pending, Attempted: true, Reason: "later", Delay: time.Millisecond})
+	ids := b.add(keyed("waits", 2*size)...)
+	for i := range keys {
+		ids = append(ids, b.add(keyed(string(rune('a'+i)), 5*size)...)...)
+	}
+	ids = append(waits, ids...)
+
+	last := make(map[string]int64)
+	seen := make(map[int64]bool)
+	claim := func(inHand ...int64) []int64 {
+		rows, err := b.Claim(t.Context(), l, jetbox.Ask{Limit: size, InHand: inHand})
+		if err != nil {
+			t.Errorf("claim: %v", err)
+		}
+		for _, r := range rows {
+			key := r.Event.OrderingKey()
+			if seen[r.Pos] || r.Pos < last[key] || !r.Fresh && r.Pos != waits[0] {
+				t.Errorf("row %d of key %q comes after %d, fresh: %v, seen before: %v", r.Pos, key, last[key], r.Fresh, seen[r.Pos])
+			}
+			seen[r.Pos], last[key] = true, r.Pos
+		}
+		return positions(rows)
+	}
+	var done []int64
+	deadline := time.Now().Add(time.Minute)
+	for wire := claim(); len(seen) < len(ids) || len(wire) > 0; {
+		recorded := make(chan error, 1)
+		go func() { recorded <- b.Record(t.Context(), l, published(done...)) }()
+		next := claim(slices.Concat(wire, done)...)
+		b.check(<-recorded)
+		done, wire = wire, next
+		if time.Now().After(deadline) || t.Failed() {
+			t.Fatalf("%d of %d rows came", len(seen), len(ids))
+		}
+	}
+	b.record(l, published(done...)...)
+	b.wantStates(jetbox.Published, ids...)
+	if n := b.number("SELECT count(*) FROM {t}_claim"); n != 0 {
+		t.Errorf("%d claims are left, want none", n)
+	}
 }
 
 // A relay that stops has claimed rows that it does not send any more.
