@@ -3,11 +3,13 @@ package consumer_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/consumer"
 )
 
@@ -157,7 +159,9 @@ func TestIdleInstanceTakesWhatAnotherLeftOneAtATime(t *testing.T) {
 		b.publish("x", "y")
 		b.pass(time.Minute)
 		nc.Close()
-		<-died
+		if err := <-died; err == nil {
+			b.Error("Run of the dead one = nil, want an error")
+		}
 		most = 0
 		b.pass(5 * time.Minute)
 		if most != 1 {
@@ -175,4 +179,58 @@ func TestCrashLoopOfQuickHandlersDeadLettersOne(t *testing.T) {
 			inBubble(t, func(b *bus) { crashLoop(b, b.publishN(50), at, 0, consumer.Config{MaxDeliver: 3}) })
 		})
 	}
+}
+
+// BR-44: an outage longer than the ack wait, with much in hand. The server
+// delivers all of it again, and none of it is handled twice: what is at work, in
+// the queue, behind another of its key or waits for its letter.
+func TestOutageWithAFullHandRepeatsNothing(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		up := time.Now().Add(5 * time.Minute)
+		dlq := &letters{failFunc: func(string, jetbox.Failure) error {
+			if time.Now().Before(up) {
+				return errHandler
+			}
+			return nil
+		}}
+		keys := b.publishN(200)
+		keys = append(keys, b.publishOf(strings.Repeat("ab", 50))...)
+		b.publish("last")
+		var done record
+		b.start(func(_ context.Context, d *consumer.Delivery) error {
+			switch d.Key {
+			case "a1":
+				time.Sleep(3 * time.Minute)
+			case "last":
+				return jetbox.Permanent(errHandler)
+			case "k150":
+				time.Sleep(2 * time.Minute)
+			}
+			time.Sleep(100 * time.Microsecond)
+			done.add(d)
+			return nil
+		}, consumer.Config{Workers: 2, AckWait: 10 * time.Second, DeadLetters: dlq})
+		b.pass(20 * time.Second)
+		if i := b.info(); i.NumAckPending < 100 {
+			b.Fatalf("in hand = %d, want many", i.NumAckPending)
+		}
+		if err := b.srv.Close(); err != nil {
+			b.Fatal(err)
+		}
+		b.pass(50 * time.Second)
+		if err := b.srv.Restart(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		b.pass(20 * time.Minute)
+		if i := b.info(); i.NumAckPending != 0 {
+			b.Errorf("unsettled = %d, want none", i.NumAckPending)
+		}
+		got := done.keys()
+		if len(got) != len(keys) || len(inOrder(got)) != len(keys) {
+			b.Errorf("handled %d, %d different, want %d", len(got), len(inOrder(got)), len(keys))
+		}
+		if n := len(dlq.named("park")); n != 1 {
+			b.Errorf("letters = %d, want 1", n)
+		}
+	})
 }

@@ -27,13 +27,27 @@ type message struct {
 
 	intended bool // its intent letter is stored
 
-	// Guarded by hand.mu.
+	// Guarded by hand.mu. The first three are of the last delivery, which may be
+	// later than the one that a handler has.
+	reply     string // where its answers go
+	delivered uint64
+	last      bool
+
 	place    place
 	lane     *lane     // nil: ordered with nothing
 	leads    bool      // its lane waits for it
 	deadline time.Time // when its handler must be done; zero while none runs
 	lapsed   bool      // its handler is overdue: no more in-progress signals
+	gone     bool      // no more in hand
 }
+
+// identity tells messages apart, also those of a stream that was created again.
+type identity struct {
+	seq    uint64
+	stored int64
+}
+
+func (m *message) identity() identity { return identity{m.d.StreamSeq, m.d.Stored.UnixNano()} }
 
 // place is where a message in hand is.
 type place int
@@ -63,7 +77,7 @@ func (m *message) attrs() []slog.Attr {
 type hand struct {
 	mu       sync.Mutex
 	more     sync.Cond             // the queue has a message, or is closed
-	messages map[*message]struct{} // guarded by mu, as is everything below
+	messages map[identity]*message // guarded by mu, as is everything below; what is to be kept alive
 	count    [places]int           // of messages, by their place
 	suspects int                   // of those ready or running
 	bytes    int                   // of those behind or at the gate
@@ -102,7 +116,7 @@ const weight = 16
 func newHand(laneSize int) *hand {
 	h := &hand{
 		laneSize: laneSize,
-		messages: make(map[*message]struct{}),
+		messages: make(map[identity]*message),
 		lanes:    make(map[string]*lane),
 		naks:     make(map[uint64]nak),
 		wake:     math.MaxInt,
@@ -114,11 +128,19 @@ func newHand(laneSize int) *hand {
 
 // add takes in a message that just arrived and decides whether it is suspect.
 // key is its ordering key, empty for one that is ordered with nothing. With
-// gated, it waits until openGate.
-func (h *hand) add(m *message, key string, gated bool) {
+// gated, it waits until openGate. known reports that it is in hand already: the
+// server could not hear that somebody works on it. Its answer goes to the later
+// delivery then, and nobody handles it twice.
+func (h *hand) add(m *message, key string, gated bool) (known bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.messages[m] = struct{}{}
+	m.reply, m.delivered, m.last = m.msg.Reply, m.d.NumDelivered, m.d.Last
+	if old := h.messages[m.identity()]; old != nil {
+		old.reply, old.delivered, old.last = m.reply, m.delivered, m.last
+		old.alone = old.alone || m.alone
+		return true
+	}
+	h.messages[m.identity()] = m
 	h.size += (m.msg.Size() - h.size) / weight
 	if m.d.NumDelivered > 1 {
 		if h.naks[m.d.StreamSeq].delivered == m.d.NumDelivered-1 {
@@ -133,9 +155,10 @@ func (h *hand) add(m *message, key string, gated bool) {
 	if gated {
 		h.put(m, atGate)
 		h.gate = append(h.gate, m)
-		return
+		return false
 	}
 	h.enter(m)
+	return false
 }
 
 // enter sends a message on its way to the workers.
@@ -227,6 +250,7 @@ func (h *hand) start(m *message, deadline time.Time) {
 	h.take(m)
 	h.put(m, running)
 	m.deadline = deadline
+	m.d.NumDelivered, m.d.Last = m.delivered, m.last
 }
 
 // restart gives the handler of a message a new deadline.
@@ -238,15 +262,15 @@ func (h *hand) restart(m *message, deadline time.Time) {
 
 // stop notes that the handler of a message returned, and what it took for each
 // message it had, 0 if that says nothing. overdue reports that the server was
-// left to deliver it again.
-func (h *hand) stop(m *message, took time.Duration) (overdue bool) {
+// left to deliver it again, last that there will be no other delivery.
+func (h *hand) stop(m *message, took time.Duration) (overdue, last bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if took > 0 {
 		h.pace = max(took, h.pace+(took-h.pace)/weight)
 	}
 	m.deadline = time.Time{}
-	return m.lapsed
+	return m.lapsed, m.last
 }
 
 // remove forgets a settled message and lets its lane go on. Doing so twice is
@@ -254,13 +278,21 @@ func (h *hand) stop(m *message, took time.Duration) (overdue bool) {
 func (h *hand) remove(m *message) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if _, ok := h.messages[m]; !ok {
+	if m.gone {
 		return
 	}
-	delete(h.messages, m)
+	m.gone = true
+	h.forget(m)
 	h.take(m)
 	h.leave(m)
 	h.notify()
+}
+
+// forget stops keeping a message alive: another delivery of it is a new one.
+func (h *hand) forget(m *message) {
+	if h.messages[m.identity()] == m {
+		delete(h.messages, m.identity())
+	}
 }
 
 // hold moves a message aside: it occupies no worker. Its handler, if it ran,
@@ -327,8 +359,16 @@ func (h *hand) handedBack(m *message, wait time.Duration) {
 		clear(h.naks)
 	}
 	due := time.Now().Add(wait)
-	h.naks[m.d.StreamSeq] = nak{m.d.NumDelivered, due}
+	h.naks[m.d.StreamSeq] = nak{m.delivered, due}
+	h.forget(m)
 	h.block(m, due)
+}
+
+// answerTo returns where the answer to a message goes.
+func (h *hand) answerTo(m *message) (reply string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return m.reply
 }
 
 // counts is a look at the hand.
@@ -371,26 +411,31 @@ func (h *hand) due(now time.Time) (n int) {
 	return n
 }
 
-// alive returns the messages to keep, in stream order, and those that have just
-// become overdue. The order matters when the process dies: the server delivers
-// again what it heard of first.
-func (h *hand) alive(now time.Time, ackWait time.Duration) (keep, lapsed []*message) {
+// alive returns where the signals for what is in hand go, in stream order, and
+// the messages that have just become overdue. The order matters when the process
+// dies: the server delivers first what it heard of first.
+func (h *hand) alive(now time.Time, ackWait time.Duration) (replies []string, lapsed []*message) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for m := range h.messages {
-		switch {
-		case m.lapsed:
-		case !m.deadline.IsZero() && now.After(m.deadline):
-			m.lapsed = true
-			h.block(m, now.Add(ackWait))
-			h.leave(m)
-			lapsed = append(lapsed, m)
-		default:
+	keep := make([]*message, 0, len(h.messages))
+	for _, m := range h.messages {
+		if m.deadline.IsZero() || !now.After(m.deadline) {
 			keep = append(keep, m)
+			continue
 		}
+		m.lapsed = true
+		lapsed = append(lapsed, m)
+	}
+	for _, m := range lapsed {
+		h.forget(m)
+		h.block(m, now.Add(ackWait))
+		h.leave(m)
 	}
 	slices.SortFunc(keep, bySequence)
-	return keep, lapsed
+	for _, m := range keep {
+		replies = append(replies, m.reply)
+	}
+	return replies, lapsed
 }
 
 // keepAlive sends in-progress signals for everything in hand, three in an ack
@@ -401,9 +446,12 @@ func (r *run) keepAlive(ctx context.Context) {
 		if !r.nc.IsConnected() {
 			continue // they would pile up in the client and say nothing true later
 		}
-		keep, lapsed := r.hand.alive(time.Now(), r.live.Load().ackWait)
-		for _, m := range keep {
-			r.send(m, ackProgress)
+		replies, lapsed := r.hand.alive(time.Now(), r.live.Load().ackWait)
+		for _, reply := range replies {
+			if err := r.nc.Publish(reply, []byte(ackProgress)); err != nil {
+				r.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "in-progress signals not sent", r.attrs(slog.Any("err", err))...)
+				break
+			}
 		}
 		for _, m := range lapsed {
 			r.cfg.Logger.LogAttrs(ctx, slog.LevelError, "handler ignores its canceled context, the server will deliver again", m.attrs()...)

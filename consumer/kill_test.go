@@ -45,6 +45,9 @@ const (
 	envStream = "JETBOX_KILL_STREAM"
 
 	killAckWait = 300 * time.Millisecond
+
+	// markGoOn is the name of the file that a stopped process waits for.
+	markGoOn = "go on"
 )
 
 const (
@@ -124,12 +127,21 @@ func die(point string, d *consumer.Delivery) {
 	_ = f.Close()
 	if mine == stopAfterEffect {
 		stopSelf()
+		// The signal may take effect a moment later.
+		for !exists(filepath.Join(os.Getenv(envMarks), markGoOn)) {
+			time.Sleep(time.Millisecond)
+		}
 		return
 	}
 	if p, err := os.FindProcess(os.Getpid()); err == nil {
 		_ = p.Kill()
 	}
 	select {}
+}
+
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
 }
 
 // killHandler writes an effect in the transaction of the ledger. On PostgreSQL
@@ -247,6 +259,7 @@ type killWorld struct {
 	db     *sql.DB
 	stream string
 	events int
+	marks  string // the folder of what has happened
 	env    []string
 }
 
@@ -254,8 +267,8 @@ func (b *killBroker) world(t *testing.T, db *sql.DB, dbURL string, events int) *
 	t.Helper()
 	n := <-b.streams
 	b.streams <- n + 1
-	w := &killWorld{killBroker: b, db: db, stream: fmt.Sprint("KILL", n), events: events}
-	w.env = append(os.Environ(), envMarks+"="+t.TempDir(), envURL+"="+b.url, envDB+"="+dbURL, envStream+"="+w.stream)
+	w := &killWorld{killBroker: b, db: db, stream: fmt.Sprint("KILL", n), events: events, marks: t.TempDir()}
+	w.env = append(os.Environ(), envMarks+"="+w.marks, envURL+"="+b.url, envDB+"="+dbURL, envStream+"="+w.stream)
 	subject := "kill." + w.stream
 	if _, err := b.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: w.stream, Subjects: []string{subject}}); err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ package consumer_test
 import (
 	"database/sql"
 	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -33,6 +34,9 @@ func TestConsumerStoppedBeforeItsCommitLeavesOneEffect(t *testing.T) {
 		time.Sleep(2 * killAckWait) // a real wait: for what must not happen
 		if w.settled(t) {
 			t.Error("the second process settled an event whose fate was open")
+		}
+		if err := os.WriteFile(filepath.Join(w.marks, markGoOn), nil, 0o600); err != nil {
+			t.Fatal(err)
 		}
 		if err := first.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 			t.Fatal(err)

@@ -82,8 +82,8 @@ func (h *hand) follow(m *message, batch []*message, most int, deadline time.Time
 	l := m.lane
 	for l != nil && len(batch) < most && l.open() && !l.waiting[0].alone && !h.closed {
 		next := h.shift(l)
-		h.put(next, running)
-		next.deadline = deadline
+		h.put(next, behind) // for start to take it from
+		h.start(next, deadline)
 		batch = append(batch, next)
 	}
 	return batch
@@ -164,16 +164,16 @@ func (h *hand) handBack(all bool) (back []returned) {
 	h.closed = true
 	h.queue = nil
 	open := make(map[*lane]bool) // fates
-	for m := range h.messages {
+	for _, m := range h.messages {
 		if m.leads && m.place != ready || m.lane != nil && m.lane.blocked != 0 {
 			open[m.lane] = true
 		}
 	}
 	now := time.Now()
-	for m := range h.messages {
+	for _, m := range h.messages {
 		switch {
 		case m.place == running || m.place == aside:
-		case m.d.Last:
+		case m.last:
 			h.take(m)
 			h.enqueue(m)
 		case m.place == behind && open[m.lane] && !all:
@@ -184,7 +184,8 @@ func (h *hand) handBack(all bool) (back []returned) {
 			}
 			back = append(back, b)
 			h.take(m)
-			delete(h.messages, m)
+			m.gone = true
+			h.forget(m)
 		}
 	}
 	h.more.Broadcast()

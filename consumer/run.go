@@ -52,7 +52,7 @@ type run struct {
 	missingSince time.Time   // of the stream
 	refusals     int         // by the server, in a row
 	reported     string      // differences already logged
-	paused       string      // why nothing is asked for, already logged
+	paused       pause       // what was logged last
 	arrivedAt    time.Time   // of the last message
 	askedAt      time.Time   // of the last request
 	fresh        time.Time   // when no redelivery waited for us for the last time
@@ -241,24 +241,41 @@ func (r *run) full(c counts, l *live) (full bool) {
 	if l.maxAckPending > 0 {
 		most = min(most, max(l.maxAckPending/2, 1))
 	}
-	var why string
-	var attrs []slog.Attr
+	why := goesOn
 	switch {
 	case c.aside >= r.cfg.MaxHeld:
-		why, attrs = "paused: too many messages wait for their dead letters to be stored", []slog.Attr{slog.Int("held", c.aside)}
+		why = pausedForLetters
 	case c.crowded > 0:
-		why, attrs = "paused: too many messages wait behind one of their key", []slog.Attr{slog.String("key", c.crowd)}
+		why = pausedForKey
 	case c.behind+c.atGate >= most || c.bytes >= maxBehindBytes:
-		why, attrs = "paused: too many messages wait behind others of their keys", []slog.Attr{slog.Int("behind", c.behind), slog.Int("bytes", c.bytes)}
+		why = pausedForKeys
 	}
-	if why != r.paused {
-		r.paused = why
-		if why != "" {
-			r.cfg.Logger.LogAttrs(r.ctx, slog.LevelError, why, r.attrs(attrs...)...)
-		}
+	if why == r.paused {
+		return why != goesOn
 	}
-	return why != ""
+	switch r.paused = why; why {
+	case pausedForLetters:
+		r.cfg.Logger.LogAttrs(r.ctx, slog.LevelError, "paused: too many messages wait for their dead letters to be stored",
+			r.attrs(slog.Int("held", c.aside))...)
+	case pausedForKey:
+		r.cfg.Logger.LogAttrs(r.ctx, slog.LevelError, "paused: too many messages wait behind one of their key",
+			r.attrs(slog.String("key", c.crowd))...)
+	case pausedForKeys:
+		r.cfg.Logger.LogAttrs(r.ctx, slog.LevelError, "paused: too many messages wait behind others of their keys",
+			r.attrs(slog.Int("behind", c.behind), slog.Int("bytes", c.bytes))...)
+	}
+	return why != goesOn
 }
+
+// pause is why nothing is asked for.
+type pause int
+
+const (
+	goesOn pause = iota
+	pausedForLetters
+	pausedForKey
+	pausedForKeys
+)
 
 // receive takes in what arrived in the inbox.
 func (r *run) receive(msg *nats.Msg) {

@@ -102,7 +102,7 @@ func (r *run) judge(m *message, err error, took, share time.Duration) (again boo
 	} else {
 		share = max(share, 1)
 	}
-	overdue := r.hand.stop(m, share)
+	overdue, last := r.hand.stop(m, share)
 	switch {
 	case err == nil:
 		if m.d.duplicate && r.cfg.DuplicateFunc != nil {
@@ -114,7 +114,7 @@ func (r *run) judge(m *message, err error, took, share time.Duration) (again boo
 		r.failed(m, err, "park")
 		r.park(m, jetbox.ReasonTerminated, err, func() { r.handled(m, Term, took) })
 
-	case m.d.Last && r.cfg.DeadLetters != nil:
+	case last && r.cfg.DeadLetters != nil:
 		r.failed(m, err, "park")
 		r.park(m, jetbox.ReasonMaxDeliveries, err, func() { r.handled(m, Term, took) })
 
@@ -125,7 +125,7 @@ func (r *run) judge(m *message, err error, took, share time.Duration) (again boo
 		r.settle(m, Nak, took, "")
 		return true
 
-	case m.d.Last:
+	case last:
 		// Nothing comes after this one; without a delay the server says so
 		// (MAX_DELIVERIES) as soon as somebody pulls.
 		r.failed(m, err, "none, it was the last delivery")
@@ -182,7 +182,7 @@ func nakAfter(d time.Duration) (answer string) {
 // send answers a delivery. An answer that cannot be sent is no more lost than
 // one the server forgets: the message is delivered again.
 func (r *run) send(m *message, answer string) {
-	if err := r.nc.Publish(m.msg.Reply, []byte(answer)); err != nil {
+	if err := r.nc.Publish(r.hand.answerTo(m), []byte(answer)); err != nil {
 		r.cfg.Logger.LogAttrs(r.drainCtx, slog.LevelWarn, "answer not sent, the server will deliver again",
 			append(m.attrs(), slog.String("answer", answer), slog.Any("err", err))...)
 	}

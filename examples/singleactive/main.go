@@ -85,12 +85,12 @@ func run(ctx context.Context, dir string, out io.Writer) error {
 			return fmt.Errorf("%s: order %d after %d", s.customer, s.order, last[s.customer])
 		}
 		last[s.customer] = s.order
-		switch {
-		case n == 1:
+		switch n {
+		case 1:
 			if stopSecond, err = startInstance(ctx, broker, "second", handled); err != nil {
 				return errors.Join(err, stopFirst())
 			}
-		case n == total/3:
+		case total / 3:
 			// In the background: it finishes what it has in hand.
 			go func() { _ = stopFirst() }()
 		}
