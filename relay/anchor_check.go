@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math"
 	"math/rand/v2"
+	"sort"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -280,25 +281,26 @@ func (f *survivors) keptAfter(after int64) (kept bool, err error) {
 	return kept, err
 }
 
-// exact looks for the last row of a page that is there.
+// exact looks for the last row after an id that is there, as far as they follow one
+// another.
 func (f *survivors) exact(after int64) error {
-	rows, err := f.page(after)
-	if err != nil {
-		return err
-	}
-	for len(rows) > 0 {
-		mid := len(rows) / 2
-		ok, err := f.kept(rows[mid])
-		if err != nil {
+	for {
+		rows, err := f.page(after)
+		if err != nil || len(rows) == 0 {
 			return err
 		}
-		if ok {
-			rows = rows[mid+1:]
-		} else {
-			rows = rows[:mid]
+		n := sort.Search(len(rows), func(i int) bool {
+			var kept bool
+			if err == nil {
+				kept, err = f.kept(rows[i])
+			}
+			return !kept
+		})
+		if err != nil || n < len(rows) {
+			return err
 		}
+		after = rows[n-1].Pos
 	}
-	return nil
 }
 
 // kept reports whether a row is on the stream where it was recorded to be.

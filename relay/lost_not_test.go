@@ -79,14 +79,18 @@ func TestStreamCreatedAnewGetsItsRowsAgainWhenAskedFor(t *testing.T) {
 		_, err := r.admin.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}})
 		r.must(err)
 	}
+	idle := func(r *rig, _ func()) {
+		recreate(r)
+		time.Sleep(10 * time.Second) // long enough to be seen without a publish
+	}
 	for name, tt := range map[string]struct {
 		recreated func(r *rig, stop func()) // how it comes about
 		asked     bool
 	}{
-		"while the relay is idle":       {recreated: func(r *rig, _ func()) { recreate(r); time.Sleep(10 * time.Second) }},
+		"while the relay is idle":       {recreated: idle},
 		"while the relay publishes":     {recreated: func(r *rig, _ func()) { recreate(r) }},
 		"while the relay is down":       {recreated: func(r *rig, stop func()) { stop(); recreate(r) }},
-		"asked for, while it is idle":   {asked: true, recreated: func(r *rig, _ func()) { recreate(r); time.Sleep(10 * time.Second) }},
+		"asked for, while it is idle":   {asked: true, recreated: idle},
 		"asked for, while it publishes": {asked: true, recreated: func(r *rig, _ func()) { recreate(r) }},
 		"asked for, while it is down":   {asked: true, recreated: func(r *rig, stop func()) { stop(); recreate(r) }},
 	} {
@@ -101,6 +105,9 @@ func TestStreamCreatedAnewGetsItsRowsAgainWhenAskedFor(t *testing.T) {
 				r.fill(1, 20)
 				time.Sleep(2 * time.Second)
 				tt.recreated(r, stop)
+				if strings.HasSuffix(name, "idle") && !strings.Contains(o.text(), "stream was created anew") {
+					t.Errorf("an idle relay has not noticed the new stream:\n%s", o.text())
+				}
 				r.fill(21, 25)
 				stop()
 				_, stop = r.start(r.store, cfg)

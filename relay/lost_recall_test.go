@@ -299,3 +299,57 @@ func TestBrokerThatLosesAgainIsHealedAgain(t *testing.T) {
 		o.want(t, 15+15+20, 0)
 	})
 }
+
+// A broker that loses still more while what it has lost is published again.
+func TestBrokerThatLosesMoreMeanwhileIsHealed(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		o := new(observed)
+		_, stop := r.start(r.store, o.config())
+		r.fill(1, 5)
+		time.Sleep(2 * time.Second)
+		older := r.image()
+		r.fill(6, 10)
+		time.Sleep(2 * time.Second)
+		newer := r.image()
+		r.fill(11, 20)
+		time.Sleep(2 * time.Second)
+		stop()
+		r.putBack(newer, nil)
+		_, stop = r.start(&dying{Store: r.store, part: 4}, o.config())
+		time.Sleep(5 * time.Second)
+		stop()
+		r.putBack(older, nil)
+		_, stop = r.start(r.store, o.config())
+		time.Sleep(30 * time.Second)
+		stop()
+		r.wantOnce(20)
+		o.want(t, 11, 0)
+	})
+}
+
+// What is told of the stream to later claims is of the stream as it is now: rows whose
+// PubAcks are lost after that are looked for where they are.
+func TestLostPubAcksAfterLostMessagesLeaveOneCopy(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		o := new(observed)
+		_, stop := r.start(r.store, o.config())
+		r.fill(1, 5)
+		time.Sleep(2 * time.Second)
+		image := r.image()
+		r.others(50)
+		r.fill(6, 10)
+		time.Sleep(2 * time.Second)
+		r.putBack(image, nil)
+		time.Sleep(5 * time.Second)
+		r.wantOnce(10)
+		r.box.Mute(true)
+		r.fill(11, 13)
+		time.Sleep(3 * time.Minute)
+		r.box.Mute(false)
+		r.box.Cut(false)
+		time.Sleep(time.Minute)
+		stop()
+		r.wantOnce(13)
+		o.want(t, 5, 0)
+	})
+}
