@@ -162,8 +162,10 @@ type gate struct {
 	back    [2]strings.Builder // what was held back since the last open
 }
 
+// newGate returns a gate in front of a broker, or of the first of several.
 func newGate(t *testing.T, broker string) *gate {
 	t.Helper()
+	broker, _, _ = strings.Cut(broker, ",")
 	u, err := url.Parse(broker)
 	if err != nil {
 		t.Fatal(err)
