@@ -177,16 +177,20 @@ func killHandler(ctx context.Context, dbURL string) (consumer.Handler, func(), e
 // effect and one ledger entry of each event, never none and never two.
 func TestKilledConsumerLeavesOneEffectOfEachEvent(t *testing.T) {
 	t.Parallel() // its server starts when the bubbles of this package are over
+	n := *kills
+	if testing.Short() {
+		n = 1
+	}
 	onEachDatabase(t, func(t *testing.T, b *killBroker, db *sql.DB, dbURL string) {
 		for _, point := range []string{afterEntry, afterEffect, afterCommit, afterAck} {
 			t.Run(point, func(t *testing.T) {
-				w := b.world(t, db, dbURL, *kills)
+				w := b.world(t, db, dbURL, n)
 				deaths := 0
 				for !w.run(t, point) {
 					deaths++
 				}
-				if deaths != *kills {
-					t.Errorf("killed %d times, want %d", deaths, *kills)
+				if deaths != n {
+					t.Errorf("killed %d times, want %d", deaths, n)
 				}
 				w.wantOneEffectEach(t)
 			})

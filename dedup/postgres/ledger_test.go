@@ -104,12 +104,16 @@ func TestLedgerKeepsThePromisesOfALedger(t *testing.T) {
 	t.Parallel()
 	server := pgtest.URL(t)
 	bounced := pgtest.Bouncer(t, server, "transaction")
-	for _, tt := range []struct{ name, url string }{
+	settings := []struct{ name, url string }{
 		{"direct", with(t, server, "pool_max_conns", "20")},
-		{"serializable", with(t, with(t, server, "default_transaction_isolation", "serializable"), "pool_max_conns", "20")},
 		{"pooler", with(t, with(t, bounced, "default_query_exec_mode", "cache_describe"), "pool_max_conns", "20")},
+		{"serializable", with(t, with(t, server, "default_transaction_isolation", "serializable"), "pool_max_conns", "20")},
 		{"three connections", with(t, server, "pool_max_conns", "3")},
-	} {
+	}
+	if testing.Short() {
+		settings = settings[:2]
+	}
+	for _, tt := range settings {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			w := &world{pool: newPool(t, tt.url)}

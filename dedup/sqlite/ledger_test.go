@@ -72,10 +72,13 @@ func TestLedgerKeepsThePromisesOfALedger(t *testing.T) {
 		conns        int
 	}{
 		{"wal", walDSN, 0},
+		{"rollback journal", "?_pragma=busy_timeout(5000)", 0},
 		{"wal immediate", walDSN + "&_txlock=immediate", 0},
 		{"wal without busy timeout", "?_pragma=journal_mode(wal)", 0},
-		{"rollback journal", "?_pragma=busy_timeout(5000)", 0},
 		{"one connection", walDSN, 1},
+	}
+	if testing.Short() {
+		tests = tests[:2]
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
