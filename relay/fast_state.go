@@ -104,8 +104,8 @@ type fastState struct {
 }
 
 const (
-	modeFast   = "fast batch"
-	modePubAck = "one PubAck for each message"
+	modeFast   = EngineFast
+	modePubAck = EnginePubAck
 )
 
 // usable reports whether batches may be sent to the stream.
@@ -113,9 +113,10 @@ func (s *fastState) usable(info *jetstream.StreamInfo, log *slog.Logger) (ok boo
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
+	engine, why := EngineOf(info)
 	switch {
-	case !info.Config.AllowBatchPublish:
-		s.set(info.Config.Name, modePubAck, "the stream or its server has no batch publishing", log)
+	case engine != modeFast:
+		s.set(info.Config.Name, engine, why, log)
 		return false
 	case now.Before(s.offUntil):
 		return false

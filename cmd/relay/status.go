@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -10,8 +11,10 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/dlq"
 	"github.com/seed-5e04d8fb/jetbox/outbox"
+	"github.com/seed-5e04d8fb/jetbox/relay"
 )
 
 // staleAfter is how old the oldest due row may be before --check calls it a
@@ -20,17 +23,18 @@ const staleAfter = 30 * time.Second
 
 // statusReport is what relay status knows. Its JSON keys are used by scripts.
 type statusReport struct {
-	Table            string        `json:"table"`
-	Pending          int64         `json:"pending"`
-	Processing       int64         `json:"processing"`
-	OldestAgeSeconds float64       `json:"oldest_pending_age_seconds"`
-	DeadLetter       int64         `json:"dead_letter"`
-	TableBytes       int64         `json:"table_bytes"`
-	Shards           int           `json:"shards"`
-	Leases           []leaseReport `json:"leases"`
-	DLQLetters       *int          `json:"dlq_letters"` // null when the broker did not say
-	BrokerError      string        `json:"broker_error,omitempty"`
-	Problems         []string      `json:"problems"`
+	Table            string         `json:"table"`
+	Pending          int64          `json:"pending"`
+	Processing       int64          `json:"processing"`
+	OldestAgeSeconds float64        `json:"oldest_pending_age_seconds"`
+	DeadLetter       int64          `json:"dead_letter"`
+	TableBytes       int64          `json:"table_bytes"`
+	Shards           int            `json:"shards"`
+	Leases           []leaseReport  `json:"leases"`
+	Streams          []streamReport `json:"streams"`     // without an engine when the broker did not say
+	DLQLetters       *int           `json:"dlq_letters"` // null when the broker did not say
+	BrokerError      string         `json:"broker_error,omitempty"`
+	Problems         []string       `json:"problems"`
 }
 
 // leaseReport is the lease of one relay. It may hold no shard: it stands by.
@@ -42,11 +46,18 @@ type leaseReport struct {
 	Expires string `json:"expires"`
 }
 
+// streamReport is a stream that the outbox publishes to, and how.
+type streamReport struct {
+	Stream string `json:"stream"`
+	Engine string `json:"engine,omitempty"`
+	Reason string `json:"reason,omitempty"` // why not the faster engine, or why none is known
+}
+
 func statusCommand() *command {
 	var asJSON, check bool
 	return &command{
 		name:  "status",
-		short: "show backlog, dead rows, dead letters and who relays",
+		short: "show backlog, dead rows, dead letters, who relays and how",
 		long: `
 --check exits with 3 when something needs a person: dead rows or letters, a due
 row older than 30s, rows without a relay, or a broker that does not answer.`,
@@ -83,7 +94,12 @@ func readStatus(ctx context.Context, a *app) (r statusReport, err error) {
 		return statusReport{}, err
 	}
 	r = newStatus(store.Table(), stats, time.Now())
-	letters, err := a.countLetters(ctx)
+	streams, err := a.streamsOf(ctx, store)
+	if err != nil {
+		return statusReport{}, err
+	}
+	letters, err := a.askBroker(ctx, streams)
+	r.Streams = streams
 	switch {
 	case ctx.Err() != nil:
 		return statusReport{}, interrupted(ctx)
@@ -113,6 +129,7 @@ func newStatus(table string, s outbox.Stats, now time.Time) statusReport {
 		TableBytes: s.TableBytes,
 		Shards:     s.Shards,
 		Leases:     []leaseReport{},
+		Streams:    []streamReport{},
 		Problems:   []string{},
 	}
 	problem := func(format string, args ...any) { r.Problems = append(r.Problems, fmt.Sprintf(format, args...)) }
@@ -137,20 +154,48 @@ func newStatus(table string, s outbox.Stats, now time.Time) statusReport {
 	return r
 }
 
-// countLetters asks the broker, if it is there.
-func (a *app) countLetters(ctx context.Context) (int, error) {
+// streamsOf returns the streams of an outbox: the configured one, and those that its
+// rows were published to.
+func (a *app) streamsOf(ctx context.Context, store outboxStore) ([]streamReport, error) {
+	streams := []streamReport{{Stream: a.global.stream}}
+	anchored, ok := store.(interface {
+		Anchors(ctx context.Context) ([]jetbox.Anchor, error)
+	})
+	if !ok {
+		return streams, nil
+	}
+	anchors, err := anchored.Anchors(ctx)
+	for _, anchor := range anchors {
+		if anchor.Stream != a.global.stream {
+			streams = append(streams, streamReport{Stream: anchor.Stream})
+		}
+	}
+	return streams, err
+}
+
+// askBroker asks the broker, if it is there, how a relay publishes to the streams,
+// and counts the dead letters.
+func (a *app) askBroker(ctx context.Context, streams []streamReport) (letters int, err error) {
 	nc, js, err := a.connect("relay status", "_INBOX_relay")
 	if err != nil {
 		return 0, err
 	}
 	defer nc.Close()
-	letters, err := dlq.New(js, dlq.Config{Logger: a.log})
+	ctx, cancel := context.WithTimeout(ctx, 2*connectTimeout)
+	defer cancel()
+	for i, s := range streams {
+		st, err := js.Stream(ctx, s.Stream)
+		if err != nil {
+			streams[i].Reason = a.secrets.mask(err.Error())
+			continue
+		}
+		streams[i].Engine, streams[i].Reason = relay.EngineOf(st.CachedInfo())
+	}
+	dead, err := dlq.New(js, dlq.Config{Logger: a.log})
 	if err != nil {
 		return 0, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 2*connectTimeout)
-	defer cancel()
-	return letters.Count(ctx, dlq.Filter{})
+	return dead.Count(ctx, dlq.Filter{})
 }
 
 func isUsage(err error) (usage bool) {
@@ -164,6 +209,9 @@ func showStatus(a *app, r statusReport) error {
 	fmt.Fprintf(tw, "pending\t%d (%d of them in the hands of a relay)\n", r.Pending, r.Processing)
 	if r.OldestAgeSeconds > 0 {
 		fmt.Fprintf(tw, "oldest\t%v\n", ageText(r.OldestAgeSeconds))
+	}
+	for _, s := range r.Streams {
+		fmt.Fprintf(tw, "stream\t%s\n", s)
 	}
 	fmt.Fprintf(tw, "dead rows\t%d\n", r.DeadLetter)
 	if r.DLQLetters != nil {
@@ -182,6 +230,15 @@ func showStatus(a *app, r statusReport) error {
 		fmt.Fprintf(tw, "problem\t%s\n", p)
 	}
 	return tw.Flush()
+}
+
+// String is what a person reads of the stream.
+func (s streamReport) String() string {
+	text := s.Stream + ", " + cmp.Or(s.Engine, "unknown engine")
+	if s.Reason != "" {
+		text += " (" + s.Reason + ")"
+	}
+	return text
 }
 
 func ageText(seconds float64) string {

@@ -2,12 +2,17 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/outbox"
+	"github.com/seed-5e04d8fb/jetbox/relay"
 )
 
 // Each relay that shares the outbox has its line, also one that holds nothing. Rows
@@ -71,5 +76,54 @@ func TestStatusNamesEveryRelay(t *testing.T) {
 		if len(r.Leases) != len(tt.stats.Leases) || r.Shards != tt.stats.Shards {
 			t.Errorf("%s: JSON has %+v of %d shards, want %d leases of %d", tt.name, r.Leases, r.Shards, len(tt.stats.Leases), tt.stats.Shards)
 		}
+	}
+}
+
+// The engine of each stream is the one that the relay, another process, has logged.
+func TestStatusShowsTheEngineOfEachStream(t *testing.T) {
+	t.Parallel()
+	r := startRun(t)
+	js := connectJS(t, r.nats)
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "PLAIN", Subjects: []string{"plain.>"}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, subject := range []string{"events.a", "plain.a"} {
+		r.sql(t, `INSERT INTO outbox (subject, payload) VALUES (?, 'x')`, subject)
+	}
+	type choice struct{ Stream, Engine, Reason string }
+	logged := func(stream string) (c choice) {
+		line := r.stderr.line(t, "publishing engine chosen", `"stream":"`+stream+`"`)
+		if err := json.Unmarshal([]byte(line), &c); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	want := []choice{logged("EVENTS"), logged("PLAIN")}
+	if want[0] != (choice{"EVENTS", relay.EngineFast, ""}) || want[1].Engine != relay.EnginePubAck || want[1].Reason == "" {
+		t.Fatalf("the relay has chosen %+v", want)
+	}
+	eventually(t, "both engines shown", func() (bool, string) {
+		out := once(t, r.dir, "status", "--json", "--nats", r.nats)
+		var got struct{ Streams []choice }
+		err := json.Unmarshal([]byte(out), &got)
+		return err == nil && slices.Equal(got.Streams, want), out
+	})
+	out := once(t, r.dir, "status", "--nats", r.nats)
+	for _, c := range want {
+		line := "stream        " + c.Stream + ", " + c.Engine
+		if c.Reason != "" {
+			line += " (" + c.Reason + ")"
+		}
+		if !strings.Contains(out, line+"\n") {
+			t.Errorf("status shows\n%swant the line\n%s", out, line)
+		}
+	}
+	out = once(t, r.dir, "status", "--nats", r.nats, "--stream", "NOWHERE")
+	if !strings.Contains(out, "stream        NOWHERE, unknown engine (nats: API error: code=404 err_code=10059 description=stream not found)\n") {
+		t.Errorf("status of a stream that is missing shows\n%s", out)
+	}
+	out = once(t, r.dir, "status", "--nats", "nats://127.0.0.1:1")
+	if !strings.Contains(out, "stream        EVENTS, unknown engine\n") {
+		t.Errorf("status without a broker shows\n%s", out)
 	}
 }
