@@ -24,6 +24,7 @@ import (
 
 	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/consumer"
+	"github.com/seed-5e04d8fb/jetbox/dedup/kv"
 	"github.com/seed-5e04d8fb/jetbox/dedup/postgres"
 	"github.com/seed-5e04d8fb/jetbox/dedup/sqlite"
 	"github.com/seed-5e04d8fb/jetbox/embedded"
@@ -57,6 +58,16 @@ const (
 	afterAck    = "after the ack"
 	// stopAfterEffect stops the process where afterEffect kills it.
 	stopAfterEffect = "stop after the effect"
+)
+
+// The ledgers of the databases satisfy the interfaces by shape.
+var (
+	_ consumer.BatchLedger[*sql.Tx] = (*sqlite.Ledger)(nil)
+	_ consumer.BatchLedger[*sql.Tx] = (*postgres.Ledger[*sql.Tx])(nil)
+	_ consumer.BatchLedger[pgx.Tx]  = (*postgres.Ledger[pgx.Tx])(nil)
+	_ consumer.Ledger[*sql.Tx]      = (*postgres.Ledger[*sql.Tx])(nil)
+	_ consumer.Ledger[pgx.Tx]       = (*postgres.Ledger[pgx.Tx])(nil)
+	_ consumer.Ledger[struct{}]     = (*kv.Ledger)(nil)
 )
 
 func TestMain(m *testing.M) {

@@ -30,7 +30,9 @@
 // event can take to come back: the time all its deliveries take, an outage, and
 // the age at which somebody still replays a dead letter. The databases' ledgers
 // have a KeepFunc that says what may still come, and keep the entries of that
-// whatever the retention.
+// whatever the retention: method Oldest of package consumer's Consumer is made
+// for it, and where dead letters are replayed, the Stored of the oldest open one.
+// Such a ledger forgets only while its Run runs, which the application starts.
 //
 // Package dedup/idempotent is the same for HTTP requests with an Idempotency-Key.
 package dedup

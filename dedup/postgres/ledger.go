@@ -37,8 +37,8 @@ type Config struct {
 	// KeepFunc returns from when on a consumer's entries are needed, such as the
 	// time of the oldest message that may still be delivered; younger ones are
 	// not removed, whatever the retention. The zero time adds nothing. An error
-	// keeps all of that consumer's. Optional; Run and Prune call it, one call
-	// at a time each.
+	// keeps all of that consumer's. Optional; Run and Prune call it on their
+	// goroutine.
 	KeepFunc func(ctx context.Context, consumer string) (time.Time, error)
 
 	// MaxHold is how long apply may take, and how long it may leave its

@@ -104,11 +104,15 @@ func TestLedgerKeepsThePromisesOfALedger(t *testing.T) {
 	t.Parallel()
 	server := pgtest.URL(t)
 	bounced := pgtest.Bouncer(t, server, "transaction")
-	settings := []struct{ name, url string }{
-		{"direct", with(t, server, "pool_max_conns", "20")},
-		{"pooler", with(t, with(t, bounced, "default_query_exec_mode", "cache_describe"), "pool_max_conns", "20")},
-		{"serializable", with(t, with(t, server, "default_transaction_isolation", "serializable"), "pool_max_conns", "20")},
-		{"three connections", with(t, server, "pool_max_conns", "3")},
+	server20, bounced20 := with(t, server, "pool_max_conns", "20"), with(t, bounced, "pool_max_conns", "20")
+	settings := []struct {
+		name, url string
+		pgx, sql  bool
+	}{
+		{"direct", server20, true, true},
+		{"pooler", with(t, bounced20, "default_query_exec_mode", "cache_describe"), true, true},
+		{"serializable", with(t, server20, "default_transaction_isolation", "serializable"), true, false},
+		{"three connections", with(t, server, "pool_max_conns", "3"), false, true},
 	}
 	if testing.Short() {
 		settings = settings[:2]
@@ -119,22 +123,26 @@ func TestLedgerKeepsThePromisesOfALedger(t *testing.T) {
 			w := &world{pool: newPool(t, tt.url)}
 			db := stdlib.OpenDBFromPool(w.pool)
 			t.Cleanup(func() { db.Close() })
-			t.Run("pgx", func(t *testing.T) {
-				t.Parallel()
-				deduptest.Run(t, func(t *testing.T) deduptest.Fixture[pgx.Tx] {
-					return fixture(t, w, func(cfg postgres.Config) (*postgres.Ledger[pgx.Tx], error) {
-						return postgres.NewPgx(w.pool, cfg)
-					}, execPgx)
+			if tt.pgx {
+				t.Run("pgx", func(t *testing.T) {
+					t.Parallel()
+					deduptest.Run(t, func(t *testing.T) deduptest.Fixture[pgx.Tx] {
+						return fixture(t, w, func(cfg postgres.Config) (*postgres.Ledger[pgx.Tx], error) {
+							return postgres.NewPgx(w.pool, cfg)
+						}, execPgx)
+					})
 				})
-			})
-			t.Run("sql", func(t *testing.T) {
-				t.Parallel()
-				deduptest.Run(t, func(t *testing.T) deduptest.Fixture[*sql.Tx] {
-					return fixture(t, w, func(cfg postgres.Config) (*postgres.Ledger[*sql.Tx], error) {
-						return postgres.New(db, cfg)
-					}, execSQL)
+			}
+			if tt.sql {
+				t.Run("sql", func(t *testing.T) {
+					t.Parallel()
+					deduptest.Run(t, func(t *testing.T) deduptest.Fixture[*sql.Tx] {
+						return fixture(t, w, func(cfg postgres.Config) (*postgres.Ledger[*sql.Tx], error) {
+							return postgres.New(db, cfg)
+						}, execSQL)
+					})
 				})
-			})
+			}
 		})
 	}
 }

@@ -170,9 +170,12 @@ func (l *Ledger[Tx]) ready(ctx context.Context) error {
 
 // version returns the tables' version, 0 when there are none.
 func (l *Ledger[Tx]) version(query func(query string, args []any, dest any) error) (version int, err error) {
-	// Asked for by name: inside a transaction, a missing table would end it.
+	// Asked for by name: inside a transaction, a missing table would end it. A name
+	// that was looked up in vain before is remembered as missing until the session
+	// hears of other transactions' changes, which it does when it opens a table:
+	// that is what pg_class is for.
 	var there bool
-	if err := query(`SELECT to_regclass($1::text) IS NOT NULL`, []any{l.names.sql("{version}")}, &there); err != nil || !there {
+	if err := query(`SELECT to_regclass($1::text) IS NOT NULL FROM pg_class LIMIT 1`, []any{l.names.sql("{version}")}, &there); err != nil || !there {
 		return 0, err
 	}
 	if err := query(`SELECT coalesce(max(version), 0) FROM {version}`, nil, &version); err != nil {

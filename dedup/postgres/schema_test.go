@@ -24,21 +24,29 @@ import (
 
 func TestTablesAreMadeOnceAndRefusedWhenNewer(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, with(t, pgtest.URL(t), "default_transaction_isolation", "serializable"))
+	pool := newPool(t, with(t, with(t, pgtest.URL(t), "default_transaction_isolation", "serializable"), "pool_max_conns", "4"))
 	l, err := postgres.NewPgx(pool, postgres.Config{Table: "billing.handled"})
 	check(t, err)
 	if _, err := l.Do(t.Context(), "c", "k", nothing); !errors.Is(err, dedup.ErrNoTables) {
 		t.Errorf("Do without tables: %v, want ErrNoTables", err)
 	}
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			if err := l.Migrate(t.Context()); err != nil {
-				t.Error(err)
-			}
-		})
+	// All sessions know the tables as missing. One makes them, the others wait.
+	for range 5 {
+		_, err := pool.Exec(t.Context(), `DROP SCHEMA IF EXISTS billing CASCADE`)
+		check(t, err)
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				if err := l.Check(t.Context()); !errors.Is(err, dedup.ErrNoTables) && err != nil {
+					t.Error(err)
+				}
+				if err := l.Migrate(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
 	}
-	wg.Wait()
 	for i, want := range []bool{false, true} {
 		if seen, err := l.Do(t.Context(), "c", "k", nothing); seen != want || err != nil {
 			t.Errorf("call %d: Do = %v, %v, want %v, nil", i+1, seen, err, want)

@@ -141,7 +141,7 @@ func TestRunPrunesAndKeepsWhatMayStillComeBack(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
-		if n := strings.Count(log.String(), "no broker"); n != 1 || !strings.Contains(log.String(), "pruned again") {
+		if n := strings.Count(log.String(), "no broker"); n != 1 || !strings.Contains(log.String(), "removed again") {
 			t.Errorf("logged %d times that it fails, want once, and the end of it:\n%s", n, log.String())
 		}
 	})

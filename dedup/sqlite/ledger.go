@@ -9,9 +9,10 @@
 // SQLite has one writer. From the first statement of [Ledger.Do] to the commit
 // the database's write lock is held, apply included: do slow things before. An
 // apply that holds it for longer than [Config.MaxHold] is rolled back, also when
-// it does not return. How much of a committed transaction survives a power
-// failure is up to the database's synchronous setting; entry and effect survive
-// or vanish together.
+// it does not return. Only a process that is stopped by a signal keeps it until
+// it goes on. How much of a committed transaction survives a power failure is up
+// to the database's synchronous setting; entry and effect survive or vanish
+// together.
 //
 // The ledger neither opens nor closes the database and changes no setting of
 // it. It is written for modernc.org/sqlite. WAL mode, a busy_timeout and a pool
@@ -48,8 +49,8 @@ type Config struct {
 	// KeepFunc returns from when on a consumer's entries are needed, such as the
 	// time of the oldest message that may still be delivered; younger ones are
 	// not removed, whatever the retention. The zero time adds nothing. An error
-	// keeps all of that consumer's. Optional; Run and Prune call it, one call
-	// at a time each.
+	// keeps all of that consumer's. Optional; Run and Prune call it on their
+	// goroutine.
 	KeepFunc func(ctx context.Context, consumer string) (time.Time, error)
 
 	// MaxHold is how long a transaction may hold the write lock before it is

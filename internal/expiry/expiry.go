@@ -89,9 +89,9 @@ func (s *Sweeper) Run(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil && !failing:
-			s.Logger.LogAttrs(ctx, slog.LevelWarn, "ledger not pruned, entries are kept until it can be", slog.Any("err", err))
+			s.Logger.LogAttrs(ctx, slog.LevelWarn, "old entries cannot be removed, and are kept until they can", slog.Any("err", err))
 		case err == nil && failing:
-			s.Logger.LogAttrs(ctx, slog.LevelInfo, "ledger is pruned again", slog.Int64("removed", removed))
+			s.Logger.LogAttrs(ctx, slog.LevelInfo, "old entries are removed again", slog.Int64("removed", removed))
 		}
 		failing = err != nil
 		if !rest(ctx, max(time.Second, min(longestRest, s.Retention/share))) {
