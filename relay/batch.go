@@ -94,6 +94,7 @@ func (s *session) publish(batch []outbound) (outcomes []jetbox.Outcome, outage e
 type tally struct {
 	outcomes   []jetbox.Outcome
 	outage     error // why the relay as a whole must wait
+	unread     error // why it cannot be told of what a message is a duplicate
 	resting    error // why rows sleep in an outage of their own
 	acked      bool  // some row got its PubAck
 	duplicates int
@@ -103,9 +104,12 @@ type tally struct {
 // judge turns the result of one message into an outcome or an outage.
 func (s *session) judge(t *tally, b outbound, res result) {
 	if res.ack != nil {
+		if res.ack.Duplicate && t.unread != nil {
+			return // each question would cost its whole wait
+		}
 		o, err := s.stored(b, res)
 		if err != nil {
-			t.outage = cmp.Or(t.outage, err)
+			t.outage, t.unread = cmp.Or(t.outage, err), err
 			return
 		}
 		t.acked = true

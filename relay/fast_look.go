@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,6 +46,9 @@ func (s *streams) find(ctx context.Context, stream string, base, upTo uint64, ba
 		MemoryStorage:     true,
 		InactiveThreshold: lookAlive,
 	})
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = cmp.Or(denied(s.js, "CONSUMER.CREATE."+stream), err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read stream %s from %d: %w", stream, base+1, err)
 	}

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -208,6 +209,9 @@ func (s *streams) storedID(ctx context.Context, stream string, seq uint64) (stri
 	msg, err := st.GetMsg(ctx, seq)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return "", nil
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = cmp.Or(denied(s.js, "STREAM.MSG.GET."+stream), denied(s.js, "DIRECT.GET."+stream), err)
 	}
 	if err != nil {
 		return "", fmt.Errorf("read message %d of stream %s: %w", seq, stream, err)

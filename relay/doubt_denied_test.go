@@ -1,0 +1,135 @@
+package relay_test
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/relay"
+)
+
+// inDenied runs f with a broker that lets the relay publish to everything but what is
+// denied, and grant, which takes that back.
+func inDenied(t *testing.T, stream jetstream.StreamConfig, denied []string, f func(r *rig, grant func())) {
+	t.Helper()
+	dir, storeDir := t.TempDir(), t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		r := &rig{t: t, path: filepath.Join(dir, "app.db")}
+		options := func(denied ...string) *server.Options {
+			return &server.Options{
+				DontListen: true, JetStream: true, StoreDir: storeDir, NoLog: true, NoSigs: true,
+				Users: []*server.User{
+					{Username: "admin", Password: "a"},
+					{Username: "relay", Password: "r", Permissions: &server.Permissions{
+						Publish: &server.SubjectPermission{Deny: denied},
+					}},
+				},
+			}
+		}
+		srv, err := server.NewServer(options(denied...))
+		r.must(err)
+		srv.Start()
+		defer srv.WaitForShutdown()
+		defer srv.Shutdown()
+		connect := func(user, password string) jetstream.JetStream {
+			nc, err := nats.Connect("", nats.InProcessServer(srv), nats.UserInfo(user, password), nats.MaxReconnects(-1),
+				nats.ReconnectBufSize(-1), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+			r.must(err)
+			t.Cleanup(nc.Close)
+			js, err := jetstream.New(nc)
+			r.must(err)
+			return js
+		}
+		r.js, r.admin = connect("relay", "r"), connect("admin", "a")
+		stream.Name, stream.Subjects, stream.Storage = "EVENTS", []string{"events.>"}, jetstream.MemoryStorage
+		_, err = r.admin.CreateStream(t.Context(), stream)
+		r.must(err)
+		r.store = r.open()
+		defer r.store.Close()
+		r.must(r.store.Migrate(t.Context()))
+		f(r, func() { r.must(srv.ReloadOptions(options())) })
+	})
+}
+
+// A user who may have no consumer on the stream looks message by message.
+func TestLookWithoutTheRightToAConsumer(t *testing.T) {
+	for _, denied := range []string{"$JS.API.CONSUMER.>", "$JS.API.CONSUMER.MSG.NEXT.>"} {
+		t.Run(denied, func(t *testing.T) {
+			inDenied(t, jetstream.StreamConfig{}, []string{denied}, func(r *rig, _ func()) {
+				want := r.numbers("events.a", "k", 10)
+				r.crash()
+				time.Sleep(beyond)
+				unverified := 0
+				_, stop := r.start(r.store, counted(&unverified))
+				time.Sleep(time.Minute)
+				stop()
+				r.wantPayloads(want...)
+				r.wantState(10, jetbox.Published, "")
+				if unverified > 0 {
+					t.Errorf("%d rows were sent again unverified", unverified)
+				}
+			})
+		})
+	}
+}
+
+// A user who may not read the stream at all cannot find out what it has. The relay says
+// so and sends nothing, until it is granted.
+func TestRelayThatMayNotLookIsNotReadyAndSendsNothing(t *testing.T) {
+	denied := []string{"$JS.API.CONSUMER.>", "$JS.API.STREAM.MSG.GET.>", "$JS.API.DIRECT.GET.>"}
+	for name, age := range map[string]time.Duration{
+		"beyond the window":  beyond,
+		"duplicates therein": 0,
+	} {
+		for _, direct := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", direct gets ", direct), func(t *testing.T) {
+				inDenied(t, jetstream.StreamConfig{AllowDirect: direct}, denied, func(r *rig, grant func()) {
+					want := r.numbers("events.a", "k", 10)
+					r.crash()
+					time.Sleep(age)
+					rel, stop := r.start(r.store, relay.Config{})
+					defer stop()
+					time.Sleep(30 * time.Second)
+					r.wantHealth(rel, false, "permission to read the stream refused")
+					time.Sleep(10 * time.Second)
+					r.wantHealth(rel, false, "permission to read the stream refused")
+					r.wantPayloads(want...)
+					grant()
+					time.Sleep(time.Minute)
+					r.wantHealth(rel, true, "")
+					r.wantPayloads(want...)
+					r.wantState(10, jetbox.Published, "")
+				})
+			})
+		}
+	}
+}
+
+// A relay that cannot read back its fast batches does without them, and says why.
+func TestFastBatchesThatCannotBeReadBackAreGivenUp(t *testing.T) {
+	inDenied(t, jetstream.StreamConfig{AllowBatchPublish: true}, []string{"$JS.API.CONSUMER.>"}, func(r *rig, _ func()) {
+		log := new(logBook)
+		_, stop := r.start(r.store, relay.Config{Logger: log.logger()})
+		var want []string
+		for i := range 3 {
+			_, err := r.admin.Publish(r.t.Context(), "events.other", []byte("other"))
+			r.must(err)
+			want = append(want, "other")
+			want = append(want, r.numbers(fmt.Sprint("events.", i), "k", 30)...)
+			time.Sleep(30 * time.Second)
+		}
+		stop()
+		r.wantPayloads(want...)
+		if lines := log.lines("cannot be read back"); len(lines) != 1 || !strings.Contains(lines[0], "permission to read the stream refused") {
+			t.Errorf("the relay has logged %q, want once why it does without fast batches", lines)
+		}
+	})
+}
