@@ -46,7 +46,7 @@ func (f *consumeFlags) define(fs *flag.FlagSet) {
 	defineList(fs, &f.filters, "filter", "", streamSubject, "only events with these `SUBJECTS`; * and > match (default all)")
 	define(fs, &f.maxDeliver, "max-deliver", 5, positiveInt, "`NUMBER` of deliveries after which an event is a dead letter")
 	define(fs, &f.ackWait, "ack-wait", 30*time.Second, positiveDuration, "`TIME` after which the event of a dead process is delivered again")
-	define(fs, &f.workers, "workers", 1, positiveInt, "`NUMBER` of events handled at the same time")
+	define(fs, &f.workers, "workers", 1, positiveInt, "`NUMBER` of events handled at the same time; with --exec-lines always 1")
 	define(fs, &f.backoff, "backoff", time.Second, positiveDuration, "`TIME` to wait after the first failure; doubles up to --max-backoff")
 	define(fs, &f.maxBackoff, "max-backoff", time.Minute, positiveDuration, "longest `TIME` to wait after a failure")
 	define(fs, &f.timeout, "timeout", 5*time.Minute, positiveDuration, "longest `TIME` to handle one event")
@@ -165,7 +165,7 @@ func consume(ctx context.Context, a *app, f consumeFlags) (err error) {
 		FilterSubjects: f.filters,
 		MaxDeliver:     f.maxDeliver,
 		AckWait:        f.ackWait,
-		Workers:        f.workers,
+		Workers:        f.atOnce(),
 		Backoff:        f.backoff,
 		MaxBackoff:     f.maxBackoff,
 		HandleTimeout:  f.timeout,
@@ -191,6 +191,15 @@ func consume(ctx context.Context, a *app, f consumeFlags) (err error) {
 		return withHint(err, "relay run creates the stream; --stream names another")
 	}
 	return err
+}
+
+// atOnce returns how many events are handled at the same time. One command takes
+// one after the other, and what waits for its turn would use up its time.
+func (f *consumeFlags) atOnce() int {
+	if f.execLines != "" {
+		return 1
+	}
+	return f.workers
 }
 
 // handler returns what is done with an event, and what ends it.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/seed-5e04d8fb/jetbox/consumer"
 	"github.com/seed-5e04d8fb/jetbox/dedup"
@@ -87,8 +88,8 @@ func (f *consumeFlags) openPostgresLedger(ctx context.Context, keep keepFunc, lo
 		cfg.RuntimeParams["application_name"] = "jetbox"
 	}
 	db := stdlib.OpenDB(*cfg)
-	db.SetMaxOpenConns(f.workers + 1) // and one that removes what is old
-	db.SetMaxIdleConns(f.workers + 1)
+	db.SetMaxOpenConns(f.atOnce() + 1) // and one that removes what is old
+	db.SetMaxIdleConns(f.atOnce() + 1)
 	l, err := deduppostgres.New(db, deduppostgres.Config{Retention: f.ledgerRetention, KeepFunc: keep, Logger: log})
 	if err == nil {
 		err = l.Migrate(ctx)
@@ -122,6 +123,9 @@ func keeper(oldest func(context.Context) (time.Time, error), letters *dlq.Letter
 			Stream: stream, Consumer: durable, HeadersOnly: true,
 			States: []dlq.State{dlq.StateIntent, dlq.StateOpen, dlq.StateReplaying, dlq.StateReplayed},
 		}) {
+			if errors.Is(err, jetstream.ErrStreamNotFound) {
+				break // no letters
+			}
 			if err != nil {
 				return time.Time{}, err
 			}

@@ -141,9 +141,6 @@ func TestLedgerKeepsWhatMayComeBack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := letters.Setup(t.Context(), "EVENTS"); err != nil {
-			t.Fatal(err)
-		}
 		start := time.Now()
 		var oldest time.Time
 		keep := keeper(func(context.Context) (time.Time, error) { return oldest, nil }, letters, "EVENTS", "d")
@@ -153,6 +150,10 @@ func TestLedgerKeepsWhatMayComeBack(t *testing.T) {
 			if err != nil || !got.Equal(want) {
 				t.Errorf("%s: keep from %v, %v, want %v", what, got, err, want)
 			}
+		}
+		check("there are no streams of letters", time.Time{})
+		if _, err := letters.Setup(t.Context(), "EVENTS"); err != nil {
+			t.Fatal(err)
 		}
 		check("nothing is open", time.Time{})
 		oldest = start.Add(-time.Hour)

@@ -84,23 +84,23 @@ func (m *Middleware) handle(w http.ResponseWriter, r *http.Request, next http.Ha
 	txCtx, cancelTx := context.WithTimeout(context.WithoutCancel(r.Context()), m.cfg.MaxTime)
 	defer cancelTx()
 	a.ctx = txCtx
-	settleCtx := func() (context.Context, context.CancelFunc) {
-		return context.WithTimeout(context.WithoutCancel(r.Context()), settleTimeout)
-	}
 	rec := newRecorder(m.cfg.MaxAnswer)
 	ended := false
 	defer func() {
-		if !ended { // a panic, runtime.Goexit
-			ctx, cancel := settleCtx()
-			defer cancel()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), settleTimeout)
+		defer cancel()
+		if ended {
+			m.settle(ctx, w, r, a, rec)
+		} else { // a panic, runtime.Goexit
 			a.giveUp(ctx)
 		}
 	}()
 	next.ServeHTTP(rec, r.WithContext(context.WithValue(ctx, attemptKey{}, a)))
 	ended = true
+}
 
-	ctx, cancel = settleCtx()
-	defer cancel()
+// settle gives the answer, and keeps it if it is one to keep.
+func (m *Middleware) settle(ctx context.Context, w http.ResponseWriter, r *http.Request, a *attempt, rec *recorder) {
 	if rec.tooLarge {
 		a.giveUp(ctx)
 		m.cfg.Logger.LogAttrs(ctx, slog.LevelError, "answer is too large to be kept, request undone",

@@ -365,6 +365,52 @@ func TestHungRequestLosesItsKey(t *testing.T) {
 	})
 }
 
+// What only the commit finds wrong is undone, and the key is free at once.
+func TestCommitThatFailsFreesTheKey(t *testing.T) {
+	t.Parallel()
+	onEachDatabase(t, func(t *testing.T, db *sql.DB, d idempotent.Dialect) {
+		if d == idempotent.SQLite {
+			db.SetMaxOpenConns(1) // the one with the pragma
+			if _, err := db.Exec(`PRAGMA foreign_keys = on`); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, stmt := range []string{
+			`CREATE TABLE parents (id INTEGER PRIMARY KEY)`,
+			`CREATE TABLE children (parent INTEGER REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED)`,
+		} {
+			if _, err := db.Exec(stmt); err != nil {
+				t.Fatal(err)
+			}
+		}
+		parents := false
+		h := newMiddleware(t, db, d, idempotent.Config{}).Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if err := effect(r, "e"); err != nil {
+				t.Error(err)
+			}
+			tx, err := idempotent.Tx(r.Context())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if _, err := tx.Exec(`INSERT INTO children VALUES (1)`); err != nil {
+				t.Error(err)
+			}
+			if parents {
+				if _, err := tx.Exec(`INSERT INTO parents VALUES (1)`); err != nil {
+					t.Error(err)
+				}
+			}
+		}))
+		want(t, "violating", post(h, "/", "k", ""), http.StatusServiceUnavailable, "")
+		parents = true
+		want(t, "then well", post(h, "/", "k", ""), 200, "")
+		if n := effects(t, db, "e"); n != 1 {
+			t.Errorf("%d effects, want 1", n)
+		}
+	})
+}
+
 // The client hangs up; what its handler finishes all the same is kept for the
 // next time.
 func TestAnswerIsKeptForAClientThatHungUp(t *testing.T) {

@@ -258,11 +258,36 @@ func affectsOne(res sql.Result, err error) (one bool, _ error) {
 	return n == 1, err
 }
 
-// Result codes of SQLite in the lowest byte: another connection has the lock.
+// Result codes of SQLite in the lowest byte: another connection has the lock, or a
+// constraint is violated.
 const (
-	codeBusy   = 5
-	codeLocked = 6
+	codeBusy       = 5
+	codeLocked     = 6
+	codeConstraint = 19
 )
+
+// Classes of PostgreSQL's codes.
+const (
+	classConstraint = "23"
+	classRollback   = "40" // serialization failures, deadlocks
+)
+
+// undone reports that a commit failed for sure.
+func undone(err error) (sure bool) {
+	var (
+		postgres interface{ SQLState() string }
+		sqlite   interface{ Code() int }
+	)
+	switch {
+	case errors.As(err, &postgres):
+		code := postgres.SQLState()
+		return strings.HasPrefix(code, classConstraint) || strings.HasPrefix(code, classRollback)
+	case errors.As(err, &sqlite):
+		code := sqlite.Code() & 0xff
+		return code == codeBusy || code == codeLocked || code == codeConstraint
+	}
+	return errors.Is(err, sql.ErrTxDone)
+}
 
 // retryBusy runs f until it fails for another reason than SQLite's lock.
 func (s *store) retryBusy(ctx context.Context, f func() error) error {

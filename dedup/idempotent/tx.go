@@ -91,9 +91,13 @@ func (a *attempt) finish(ctx context.Context, ans answer) error {
 		}
 		return errors.Join(err, tx.Rollback(), a.m.store.release(ctx, a.record))
 	}
-	// A failed commit may have happened: the key stays taken until its time is
-	// up, and then it is known.
-	return tx.Commit()
+	err := tx.Commit()
+	if undone(err) {
+		return errors.Join(err, a.m.store.release(ctx, a.record))
+	}
+	// Another commit that failed may have happened: the key stays taken until its
+	// time is up, and then it is known.
+	return err
 }
 
 // giveUp undoes everything; the key is free at once. If that fails it is when its
