@@ -19,8 +19,8 @@ const (
 	// Step is how many entries are removed at once: a few milliseconds' work.
 	Step = 500
 
-	// passingEvery is how many calls of Passing remove one step. Fewer entries
-	// are added meanwhile.
+	// passingEvery is for how many new entries Passing removes one step of old
+	// ones: more than were added.
 	passingEvery = 256
 
 	// share of the time that goes into removing: one part in so many.
@@ -52,28 +52,27 @@ type Sweeper struct {
 
 	Logger *slog.Logger
 
-	calls   atomic.Int64
+	made    atomic.Int64
 	running atomic.Int64
 }
 
-// Passing is called after every entry made and now and then removes a step,
-// as long as nobody else does. KeepFunc may take long, so with one it does
+// Passing is called after so many entries were made, and now and then removes
+// some, as long as nobody else does. KeepFunc may take long, so with one it does
 // nothing. What fails is tried again in the next round.
 func (s *Sweeper) Passing(ctx context.Context, entries int) {
-	n := s.calls.Add(int64(entries))
-	if s.KeepFunc != nil || s.running.Load() > 0 || n/passingEvery == (n-int64(entries))/passingEvery {
+	made := s.made.Add(int64(entries))
+	due := made/passingEvery - (made-int64(entries))/passingEvery
+	if due == 0 || s.KeepFunc != nil || s.running.Load() > 0 {
 		return
 	}
 	consumers, err := s.Consumers(ctx)
-	if err != nil {
-		return
-	}
-	for left := Step; left > 0 && len(consumers) > 0; consumers = consumers[1:] {
-		n, err := s.Remove(ctx, consumers[0], time.Time{}, left)
-		if err != nil {
-			return
+	for err == nil && due > 0 && len(consumers) > 0 {
+		var n int
+		if n, err = s.Remove(ctx, consumers[0], time.Time{}, Step); n == Step {
+			due--
+		} else {
+			consumers = consumers[1:]
 		}
-		left -= n
 	}
 }
 
