@@ -277,3 +277,43 @@ func TestLastSurvivorIsFoundAmongPublishedRows(t *testing.T) {
 		}
 	}, lookStream())
 }
+
+// A batch whose sequences do not grow is not remembered: what is remembered has to
+// tell the next relay, too, what the stream should have.
+func TestSuspectBatchIsNotRemembered(t *testing.T) {
+	withLook(t, func(t *testing.T, r *lookRig) {
+		s := &session{Relay: &Relay{streams: newStreams(r.js, "S")}, ctx: t.Context()}
+		born := s.born([]outbound{{message: message{stream: "S"}}, {message: message{stream: "S"}}})
+		if !born["S"].Equal(r.now().Created) {
+			t.Fatalf("born = %v, want %v", born, r.now().Created)
+		}
+		batch := func(first, last uint64) []jetbox.Outcome {
+			var out []jetbox.Outcome
+			for seq := first; seq <= last; seq++ {
+				out = append(out, jetbox.Outcome{State: jetbox.Published, Stream: "S", StreamSeq: seq})
+			}
+			return append(out, jetbox.Outcome{State: jetbox.DeadLetter})
+		}
+		remembered := func(outcomes []jetbox.Outcome) (n int) {
+			for _, o := range outcomes {
+				if !o.Created.IsZero() {
+					n++
+				}
+			}
+			return n
+		}
+		good, bad, after := batch(1, 10), batch(5, 30), batch(11, 12)
+		s.remember(good, false, born)
+		s.remember(bad, false, born)
+		s.remember(after, false, born)
+		if remembered(good) != 10 || remembered(bad) != 0 || remembered(after) != 2 || !s.watch.suspicious {
+			t.Errorf("remembered %d, %d, %d rows, suspicious: %v, want 10, none, 2, and suspicion",
+				remembered(good), remembered(bad), remembered(after), s.watch.suspicious)
+		}
+		older := batch(13, 14)
+		s.remember(older, false, map[string]time.Time{"S": born["S"].Add(-1)}) // sent before the stream was created anew
+		if remembered(older) != 0 {
+			t.Error("acknowledgements of an older stream are remembered as this one's")
+		}
+	}, lookStream())
+}
