@@ -86,7 +86,7 @@ func (c *streamCheck) step() (changed bool, err error) {
 // look looks at one stream, for each of the messages that it should have.
 func (c *streamCheck) look(group []jetbox.Anchor) (changed bool, err error) {
 	var lost []jetbox.Anchor
-	highest := group[0]
+	highest, unread := group[0], ""
 	for _, a := range group {
 		v, info, err := checkAnchor(c.ctx, c.streams.js, a)
 		switch {
@@ -99,12 +99,13 @@ func (c *streamCheck) look(group []jetbox.Anchor) (changed bool, err error) {
 		case v == anchorLost:
 			lost = append(lost, a)
 		case v == anchorUnread:
-			c.health.note(a.Stream, fmt.Sprintf("whether stream %s has lost messages cannot be told: the relay's user may not read it", a.Stream))
+			unread = fmt.Sprintf("whether stream %s has lost messages cannot be told: the relay's user may not read it", a.Stream)
 		}
 		if a.Seq > highest.Seq {
 			highest = a
 		}
 	}
+	c.health.note("reading "+highest.Stream, unread)
 	switch {
 	case len(lost) > 0:
 		return true, c.lost(lost)

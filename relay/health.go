@@ -67,7 +67,7 @@ type health struct {
 	role   Role
 	holder string
 	faults [parts]error
-	notes  map[string]string // what happened, by stream
+	notes  map[string]string // to be said although rows flow, by what it is about
 
 	// troubled is since when there has always been a fault that keeps this relay,
 	// and perhaps not another, from publishing. failed is when publishing or
@@ -120,14 +120,18 @@ func (h *health) setRole(role Role, holder string) (changed bool) {
 	return changed
 }
 
-// note keeps what happened to a stream in sight.
-func (h *health) note(stream, what string) {
+// note keeps in sight what has been found out about something, nothing for "".
+func (h *health) note(about, what string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if what == "" {
+		delete(h.notes, about)
+		return
+	}
 	if h.notes == nil || len(h.notes) >= cacheMost {
 		h.notes = make(map[string]string)
 	}
-	h.notes[stream] = what
+	h.notes[about] = what
 }
 
 // set notes the fault of a part, nil for none, and since when there is trouble. mu

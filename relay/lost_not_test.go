@@ -142,3 +142,25 @@ func TestStreamCreatedAnewGetsItsRowsAgainWhenAskedFor(t *testing.T) {
 		})
 	}
 }
+
+// A user who may not read the stream cannot find out whether it has lost something.
+// That keeps no row from flowing, but it is told, until it is granted.
+func TestRelayThatMayNotReadTheStreamSaysWhatItCannotTell(t *testing.T) {
+	inDenied(t, jetstream.StreamConfig{}, []string{"$JS.API.STREAM.MSG.GET.>"}, func(r *rig, grant func()) {
+		for i := range 3 {
+			rel, stop := r.start(r.store, relay.Config{})
+			r.append(event("events.a", "k", "x"))
+			time.Sleep(10 * time.Second)
+			r.wantHealth(rel, true, map[bool]string{true: "stream EVENTS has lost messages cannot be told"}[i > 0])
+			if i == 2 {
+				grant()
+				time.Sleep(2 * time.Minute)
+				if h := rel.Health(); !h.Ready || h.Reason != "" {
+					t.Errorf("health is %+v after the user may read, want nothing to say", h)
+				}
+			}
+			stop()
+		}
+		r.wantPayloads("x", "x", "x")
+	})
+}
