@@ -87,6 +87,7 @@ func (s *session) publish(batch []outbound) (outcomes []jetbox.Outcome, outage e
 			"their transactions ended too late", slog.Int("count", t.late))
 	}
 	s.rested(t.resting, t.acked)
+	s.asleep.settle(t.outcomes)
 	return t.outcomes, t.outage
 }
 
@@ -136,6 +137,7 @@ func (s *session) judge(t *tally, b outbound, res result) {
 	if b.stream != s.cfg.Stream || errors.Is(err, errDenied) {
 		// Not the relay's business as a whole: the row sleeps, its key with it,
 		// and everything else goes on.
+		s.fallsAsleep(b.row, err)
 		t.outcomes = append(t.outcomes, s.delayed(b.row, err))
 		t.resting = err
 		return

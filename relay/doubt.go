@@ -28,88 +28,160 @@ type doubt struct {
 // verify settles rows that may be on their streams already, where the broker would
 // not drop a second copy: it looks for them first. It returns the rows that are to
 // be sent, with those whose first copy is not there, and the outcomes of those
-// found. The error is an outage: nothing is known of the rest.
+// found, and of those that sleep because their own stream is in an outage. The error
+// is an outage of the configured one: nothing is known of the rest.
 func (s *session) verify(rows []jetbox.Row) (send []jetbox.Row, outcomes []jetbox.Outcome, err error) {
 	clear(s.unverified)
 	clear(s.absent)
 	for {
-		doubts, err := s.doubts(rows)
-		if err != nil || len(doubts) == 0 {
-			return rows, outcomes, err
+		v := verdicts{session: s, down: make(map[string]error)}
+		if err := v.sort(rows); err != nil {
+			return nil, outcomes, err
 		}
-		settled := make(map[int64]bool)
-		for _, d := range doubts {
-			found, err := s.lookFor(d)
-			for _, o := range found {
-				settled[o.Pos] = true
-			}
-			outcomes = append(outcomes, found...)
-			if err != nil {
-				return nil, outcomes, err
-			}
+		if len(v.doubts)+len(v.down) == 0 {
+			return rows, outcomes, nil
 		}
-		left := make([]jetbox.Row, 0, len(rows)-len(settled))
-		for _, r := range rows {
-			if !settled[r.Pos] {
-				left = append(left, r)
+		for _, d := range v.doubts {
+			if err := v.settle(d); err != nil {
+				return nil, append(outcomes, v.outcomes...), err
 			}
 		}
 		// A look can take longer than the window is: what was left to the broker may
 		// have to be looked for by now.
-		rows = left
+		rows = v.rest(rows)
+		outcomes = append(outcomes, v.outcomes...)
 	}
 }
 
-// doubts sorts the rows to look for by stream and place. What no claim tells where
-// to look for is sent unverified.
-func (s *session) doubts(rows []jetbox.Row) (doubts map[doubtKey]*doubt, err error) {
+// verdicts is what becomes of rows in doubt.
+type verdicts struct {
+	*session
+	doubts   map[doubtKey]*doubt
+	down     map[string]error // streams of which nothing can be found out, beside the configured one
+	sleepers map[int64]error  // rows that have to wait for those
+	outcomes []jetbox.Outcome
+}
+
+// fails notes that nothing can be found out about a stream, for rows of it. The error is
+// one of the relay as a whole.
+func (v *verdicts) fails(stream string, err error, rows ...jetbox.Row) error {
+	if stream == v.cfg.Stream || !v.maySend() {
+		return err
+	}
+	v.down[stream] = err
+	if v.sleepers == nil {
+		v.sleepers = make(map[int64]error)
+	}
+	for _, r := range rows {
+		v.sleepers[r.Pos] = err
+	}
+	return nil
+}
+
+// settle looks for the rows of a doubt.
+func (v *verdicts) settle(d *doubt) error {
+	found, err := v.lookFor(d)
+	v.outcomes = append(v.outcomes, found...)
+	v.asleep.settle(found)
+	if err != nil {
+		return v.fails(d.at.Stream, err, d.rows...)
+	}
+	return nil
+}
+
+// rest returns the rows that have no outcome and may go on.
+func (v *verdicts) rest(rows []jetbox.Row) (left []jetbox.Row) {
+	settled := make(map[int64]bool, len(v.outcomes))
+	for _, o := range v.outcomes {
+		settled[o.Pos] = true
+	}
+	held := make(map[string]bool)
+	for _, r := range rows {
+		key := r.Event.OrderingKey()
+		err, rests := v.sleepers[r.Pos]
+		switch {
+		case settled[r.Pos]:
+		case key != "" && held[key]:
+			v.outcomes = append(v.outcomes, v.unsent(r)...)
+		case rests:
+			held[key] = true
+			if r.Earlier != nil {
+				v.asleep.note(r.Pos, r.Earlier)
+			}
+			v.outcomes = append(v.outcomes, v.delayed(r, err))
+			v.rested(err, false)
+		default:
+			left = append(left, r)
+		}
+	}
+	return left
+}
+
+// sort sorts the rows to look for by stream and place. What no claim tells where to look
+// for is sent unverified.
+func (v *verdicts) sort(rows []jetbox.Row) error {
 	infos := make(map[string]*jetstream.StreamInfo)
 	for _, r := range rows {
+		earlier, known := v.asleep[r.Pos]
+		if known && earlier != nil {
+			r.Earlier = earlier
+		}
 		// A row without an earlier claim was refused, or waited; only what was not
 		// refused for itself is in doubt.
-		if r.Fresh || r.Fault != nil || r.Earlier == nil && r.Attempts > 0 || s.unverified[r.Pos] || s.absent[r.Pos] {
+		if r.Fresh || r.Fault != nil || r.Earlier == nil && (known || r.Attempts > 0) || v.unverified[r.Pos] || v.absent[r.Pos] {
 			continue
 		}
-		stream, err := s.streams.of(s.ctx, r.Event.Subject)
+		stream, err := v.streams.of(v.ctx, r.Event.Subject)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if stream == "" {
 			continue
 		}
 		if r.Earlier == nil {
-			s.unverified[r.Pos] = true
+			v.unverified[r.Pos] = true
+			continue
+		}
+		if err := v.down[stream]; err != nil {
+			v.sleepers[r.Pos] = err
 			continue
 		}
 		info := infos[stream]
 		if info == nil {
-			if info, err = leaderInfo(s.ctx, s.streams.js, stream); err != nil {
-				return nil, fmt.Errorf("look up stream %s: %w", stream, err)
+			if info, err = leaderInfo(v.ctx, v.streams.js, stream); err != nil {
+				if err := v.fails(stream, fmt.Errorf("look up stream %s: %w", stream, err), r); err != nil {
+					return err
+				}
+				continue
 			}
 			infos[stream] = info
 		}
-		since := told(r.Earlier.Before)
 		// The batch may be on the wire for as long as a lease.
-		if trusted(info, since, r.Earlier.Age, s.cfg.Lease) {
-			continue
+		if !trusted(info, told(r.Earlier.Before), r.Earlier.Age, v.cfg.Lease) {
+			v.add(stream, r)
 		}
-		at, known := positionOf(r.Earlier.Before, stream)
-		if doubts == nil {
-			doubts = make(map[doubtKey]*doubt)
-		}
-		key := doubtKey{stream, at.Created.UnixNano(), known}
-		d := doubts[key]
-		if d == nil {
-			d = &doubt{at: position{Stream: stream, Created: at.Created, Seq: at.Seq}, since: since}
-			doubts[key] = d
-		}
-		d.at.Seq = min(d.at.Seq, at.Seq)
-		if since.Before(d.since) {
-			d.since = since
-		}
-		d.rows = append(d.rows, r)
 	}
-	return doubts, nil
+	return nil
+}
+
+// add adds a row to what is looked for.
+func (v *verdicts) add(stream string, r jetbox.Row) {
+	if v.doubts == nil {
+		v.doubts = make(map[doubtKey]*doubt)
+	}
+	at, known := positionOf(r.Earlier.Before, stream)
+	since := told(r.Earlier.Before)
+	key := doubtKey{stream, at.Created.UnixNano(), known}
+	d := v.doubts[key]
+	if d == nil {
+		d = &doubt{at: position{Stream: stream, Created: at.Created, Seq: at.Seq}, since: since}
+		v.doubts[key] = d
+	}
+	d.at.Seq = min(d.at.Seq, at.Seq)
+	if since.Before(d.since) {
+		d.since = since
+	}
+	d.rows = append(d.rows, r)
 }
 
 // doubtKey says which rows are looked for together.
@@ -162,6 +234,7 @@ func (s *session) lookFor(d *doubt) (outcomes []jetbox.Outcome, err error) {
 			outcomes = append(outcomes, o)
 		} else if res.absent && same {
 			s.absent[r.Pos] = true
+			delete(s.asleep, r.Pos)
 		} else {
 			s.unverified[r.Pos] = true
 		}

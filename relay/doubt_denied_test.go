@@ -133,3 +133,22 @@ func TestFastBatchesThatCannotBeReadBackAreGivenUp(t *testing.T) {
 		}
 	})
 }
+
+// What the server refused to this user is certainly not stored: sent later, it is not
+// counted as sent without proof.
+func TestDeniedRowsAreNotInDoubt(t *testing.T) {
+	inDenied(t, jetstream.StreamConfig{}, []string{"events.secret"}, func(r *rig, grant func()) {
+		r.append(event("events.secret", "k", "1"), event("events.a", "k", "2"))
+		unverified := 0
+		_, stop := r.start(r.store, counted(&unverified))
+		time.Sleep(beyond)
+		r.wantPayloads()
+		grant()
+		time.Sleep(2 * time.Minute)
+		stop()
+		r.wantPayloads("1", "2")
+		if unverified > 0 {
+			t.Errorf("%d rows counted as sent again unverified", unverified)
+		}
+	})
+}

@@ -43,6 +43,8 @@ func (s *session) unsent(rows ...jetbox.Row) (back []jetbox.Outcome) {
 	for _, r := range rows {
 		if r.Fresh || s.absent[r.Pos] {
 			back = append(back, jetbox.Outcome{Pos: r.Pos, State: jetbox.Pending, Unsent: true})
+		} else if r.Earlier != nil {
+			s.asleep.note(r.Pos, r.Earlier)
 		}
 	}
 	return back

@@ -26,6 +26,7 @@ type Relay struct {
 	engine  engine
 	retry   delay.Policy
 	late    *highest // used by the loop alone
+	asleep  asleep   // used by the loop alone
 	wake    chan struct{}
 	at      positions
 	watch   watch
@@ -65,6 +66,7 @@ func New(src Source, js jetstream.JetStream, cfg Config) (*Relay, error) {
 		engine:  eng,
 		retry:   delay.Policy{Initial: cfg.Backoff, Max: cfg.MaxBackoff},
 		late:    newHighest(),
+		asleep:  make(asleep),
 		wake:    make(chan struct{}, 1),
 	}, nil
 }

@@ -37,7 +37,9 @@ type session struct {
 	unverified map[int64]bool
 
 	// absent are rows of that batch that were looked for and are not on the stream.
+	// before is where the streams stood before any of it was sent.
 	absent map[int64]bool
+	before []jetbox.Position
 
 	// size is how many rows the next claim asks for.
 	size int
