@@ -9,8 +9,9 @@ import (
 	"github.com/seed-5e04d8fb/jetbox"
 )
 
-// asleepMost bounds what is remembered of rows that sleep. Of the others the outcome is
-// not known any more: they are sent again unverified, and counted.
+// asleepMost is how many rows are remembered: when there are more, which takes as many
+// that sleep or that other relays have settled, all are forgotten. Those that slept are
+// sent again unverified then, and counted.
 const asleepMost = 10_000
 
 // asleep is what this relay knows of rows that may be on their streams, while they wait
@@ -21,9 +22,13 @@ type asleep map[int64]*jetbox.Earlier
 
 // note remembers a row's earlier claim, unless one that is older is known.
 func (a asleep) note(pos int64, earlier *jetbox.Earlier) {
-	if a[pos] == nil && len(a) < asleepMost {
-		a[pos] = earlier
+	if a[pos] != nil {
+		return
 	}
+	if len(a) >= asleepMost {
+		clear(a)
+	}
+	a[pos] = earlier
 }
 
 // settle forgets the rows of which the outcome is known.
