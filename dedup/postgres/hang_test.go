@@ -43,6 +43,8 @@ func TestHandlerThatHangsLosesItsTransaction(t *testing.T) {
 	defer db.Close()
 	viaSQL, err := postgres.New(db, cfg)
 	check(t, err)
+	patient, err := postgres.NewPgx(pool, postgres.Config{})
+	check(t, err)
 	_, err = pool.Exec(t.Context(), `CREATE TABLE effects (name TEXT)`)
 	check(t, err)
 
@@ -75,7 +77,7 @@ func TestHandlerThatHangsLosesItsTransaction(t *testing.T) {
 		})
 		<-inside
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		seen, err := l.Do(ctx, "c", name, func(ctx context.Context, tx pgx.Tx) error {
+		seen, err := patient.Do(ctx, "c", name, func(ctx context.Context, tx pgx.Tx) error {
 			return execPgx(ctx, tx, `INSERT INTO effects VALUES ('second')`)
 		})
 		cancel()

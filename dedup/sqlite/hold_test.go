@@ -45,7 +45,8 @@ func TestHandlerThatHangsLosesTheWriteLock(t *testing.T) {
 	if _, err := db.ExecContext(ctx, `INSERT INTO effects VALUES ('application')`); err != nil {
 		t.Errorf("another writer: %v", err)
 	}
-	seen, err := l.Do(ctx, "c", "k", func(ctx context.Context, tx *sql.Tx) error { return insertEffect(ctx, tx, "second") })
+	patient := newLedger(t, db, sqlite.Config{})
+	seen, err := patient.Do(ctx, "c", "k", func(ctx context.Context, tx *sql.Tx) error { return insertEffect(ctx, tx, "second") })
 	if seen || err != nil {
 		t.Errorf("the second Do = %v, %v, want false, nil", seen, err)
 	}
