@@ -23,17 +23,15 @@ func TestHandlerThatHangsLosesTheWriteLock(t *testing.T) {
 	t.Parallel()
 	db := openDB(t, filepath.Join(t.TempDir(), "app.db"), walDSN)
 	createEffects(t, db)
-	l := newLedger(t, db, sqlite.Config{MaxHold: 100 * time.Millisecond})
+	l := newLedger(t, db, sqlite.Config{MaxHold: 200 * time.Millisecond})
 	inside, end := make(chan struct{}), make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		_, err := l.Do(t.Context(), "c", "k", func(ctx context.Context, tx *sql.Tx) error {
-			if err := insertEffect(ctx, tx, "first"); err != nil {
-				return err
-			}
+			err := insertEffect(ctx, tx, "first")
 			close(inside)
 			<-end
-			return nil
+			return err
 		})
 		if !errors.Is(err, dedup.ErrHeldTooLong) {
 			t.Errorf("the first Do: %v, want ErrHeldTooLong", err)
