@@ -134,7 +134,7 @@ func TestIdleInstanceTakesWhatAnotherLeftOneAtATime(t *testing.T) {
 		c, err := consumer.New(js, func(ctx context.Context, _ *consumer.Delivery) error {
 			<-ctx.Done()
 			return ctx.Err()
-		}, b.config(consumer.Config{Workers: 10, DrainTimeout: time.Second}))
+		}, b.config(consumer.Config{Workers: 10, DrainTimeout: time.Second, AckWait: 5 * time.Second, HandleTimeout: time.Hour}))
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -149,15 +149,15 @@ func TestIdleInstanceTakesWhatAnotherLeftOneAtATime(t *testing.T) {
 			now++
 			most = max(most, now)
 			mu.Unlock()
-			time.Sleep(time.Second)
+			time.Sleep(100 * time.Millisecond)
 			mu.Lock()
 			now--
 			mu.Unlock()
 			return nil
 		}, consumer.Config{Workers: 10})
-		b.pass(10 * time.Minute) // the slow start is over
-		b.publish("x", "y")
-		b.pass(time.Minute)
+		b.pass(10*time.Minute + time.Second) // the slow start is over
+		b.publish("u", "v", "w", "x", "y")
+		b.pass(time.Second)
 		nc.Close()
 		if err := <-died; err == nil {
 			b.Error("Run of the dead one = nil, want an error")

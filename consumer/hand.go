@@ -361,7 +361,7 @@ func (h *hand) handedBack(m *message, wait time.Duration) {
 	due := time.Now().Add(wait)
 	h.naks[m.d.StreamSeq] = nak{m.delivered, due}
 	h.forget(m)
-	h.block(m, due)
+	h.expect(m, due)
 }
 
 // answerTo returns where the answer to a message goes.
@@ -428,7 +428,7 @@ func (h *hand) alive(now time.Time, ackWait time.Duration) (replies []string, la
 	}
 	for _, m := range lapsed {
 		h.forget(m)
-		h.block(m, now.Add(ackWait))
+		h.expect(m, now.Add(ackWait))
 		h.leave(m)
 	}
 	slices.SortFunc(keep, bySequence)

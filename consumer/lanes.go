@@ -13,10 +13,13 @@ type lane struct {
 	waiting []*message // by stream sequence
 	leading int        // messages it waits for
 
-	// blocked is the stream sequence of the message that is to come again at
-	// due, 0 for none. Later ones wait for it.
-	blocked uint64
-	due     time.Time
+	expected []expected // by stream sequence; later ones wait for the first
+}
+
+// expected is a message that was handed back and is to come again.
+type expected struct {
+	seq uint64
+	due time.Time
 }
 
 // join makes m a message of its key's lane.
@@ -27,9 +30,7 @@ func (h *hand) join(m *message, key string) {
 		h.lanes[key] = l
 	}
 	m.lane = l
-	if l.blocked == m.d.StreamSeq {
-		l.blocked = 0 // it has come
-	}
+	l.expected = slices.DeleteFunc(l.expected, func(e expected) bool { return e.seq == m.d.StreamSeq })
 }
 
 // wait puts m behind the earlier ones of its lane.
@@ -49,7 +50,7 @@ func (h *hand) wait(m *message) {
 
 // open reports whether the first waiting message may go.
 func (l *lane) open() (open bool) {
-	return len(l.waiting) > 0 && (l.blocked == 0 || l.waiting[0].d.StreamSeq < l.blocked)
+	return len(l.waiting) > 0 && (len(l.expected) == 0 || l.waiting[0].d.StreamSeq < l.expected[0].seq)
 }
 
 // shift takes the first waiting message, which leads from now on.
@@ -72,7 +73,7 @@ func (h *hand) advance(l *lane) {
 	case l.leading > 0:
 	case l.open() && !h.closed:
 		h.enqueue(h.shift(l))
-	case len(l.waiting) == 0 && l.blocked == 0:
+	case len(l.waiting) == 0 && len(l.expected) == 0:
 		delete(h.lanes, l.key)
 	}
 }
@@ -99,12 +100,17 @@ func (h *hand) leave(m *message) {
 	h.advance(m.lane)
 }
 
-// block makes the lane of m, which leads it, wait until m comes again.
-func (h *hand) block(m *message, due time.Time) {
-	// The lowest one counts: those after it wait for it anyway.
-	if l := m.lane; l != nil && m.leads && (l.blocked == 0 || m.d.StreamSeq < l.blocked) {
-		l.blocked, l.due = m.d.StreamSeq, due
+// expect makes the lane of m, which leads it, wait until m comes again.
+func (h *hand) expect(m *message, due time.Time) {
+	l := m.lane
+	if l == nil || !m.leads {
+		return
 	}
+	i := len(l.expected)
+	for i > 0 && l.expected[i-1].seq > m.d.StreamSeq {
+		i--
+	}
+	l.expected = slices.Insert(l.expected, i, expected{m.d.StreamSeq, due})
 }
 
 // putBack undoes the start of a message that no handler was given.
@@ -117,33 +123,42 @@ func (h *hand) putBack(m *message) {
 	h.leave(m)
 }
 
-// blocked returns whether lanes wait for messages that should have come by
-// then.
-func (h *hand) blocked(then time.Time) (any bool) {
+// stuck reports whether lanes wait for messages that should have come by then.
+func (h *hand) stuck(then time.Time) (any bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, l := range h.lanes {
-		if l.blocked != 0 && l.due.Before(then) {
-			return true
+		for _, e := range l.expected {
+			if e.due.Before(then) {
+				return true
+			}
 		}
 	}
 	return false
 }
 
 // giveUp ends the waiting for messages that are settled (up to floor), and for
-// those that were due by then: another instance has them.
-func (h *hand) giveUp(floor uint64, then time.Time) (lost []*lane) {
+// those that were due by then: another instance has them. It returns how many
+// of the latter there were, and the key of one.
+func (h *hand) giveUp(floor uint64, then time.Time) (lost int, key string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, l := range h.lanes {
-		if l.blocked == 0 || (l.blocked > floor && !l.due.Before(then)) {
-			continue
+		before := len(l.expected)
+		l.expected = slices.DeleteFunc(l.expected, func(e expected) bool {
+			if e.seq <= floor {
+				return true
+			}
+			if e.due.Before(then) {
+				lost++
+				key = l.key
+				return true
+			}
+			return false
+		})
+		if len(l.expected) < before {
+			h.advance(l)
 		}
-		if l.blocked > floor {
-			lost = append(lost, l)
-		}
-		l.blocked = 0
-		h.advance(l)
 	}
 	for seq, k := range h.naks {
 		if seq <= floor || k.due.Before(then) {
@@ -151,7 +166,7 @@ func (h *hand) giveUp(floor uint64, then time.Time) (lost []*lane) {
 		}
 	}
 	h.notify()
-	return lost
+	return lost, key
 }
 
 // handBack takes out, in stream order, what no worker has and none will get:
@@ -165,7 +180,7 @@ func (h *hand) handBack(all bool) (back []returned) {
 	h.queue = nil
 	open := make(map[*lane]bool) // fates
 	for _, m := range h.messages {
-		if m.leads && m.place != ready || m.lane != nil && m.lane.blocked != 0 {
+		if m.leads && m.place != ready || m.lane != nil && len(m.lane.expected) > 0 {
 			open[m.lane] = true
 		}
 	}
@@ -179,8 +194,8 @@ func (h *hand) handBack(all bool) (back []returned) {
 		case m.place == behind && open[m.lane] && !all:
 		default:
 			b := returned{message: m}
-			if l := m.lane; l != nil && l.blocked != 0 && m.d.StreamSeq > l.blocked {
-				b.wait = max(l.due.Sub(now), 0) + time.Millisecond
+			if m.lane != nil {
+				b.wait = m.lane.wait(m, now)
 			}
 			back = append(back, b)
 			h.take(m)
@@ -192,6 +207,16 @@ func (h *hand) handBack(all bool) (back []returned) {
 	slices.SortFunc(h.queue, bySequence)
 	slices.SortFunc(back, func(a, b returned) int { return bySequence(a.message, b.message) })
 	return back
+}
+
+// wait returns for how long m must stay away to come after those it waits for.
+func (l *lane) wait(m *message, now time.Time) (wait time.Duration) {
+	for _, e := range l.expected {
+		if e.seq < m.d.StreamSeq {
+			wait = max(wait, e.due.Sub(now)+time.Millisecond)
+		}
+	}
+	return wait
 }
 
 // returned is a message to hand back: after wait, so that it does not come

@@ -147,7 +147,7 @@ func (r *run) watch(now time.Time) {
 // since that message was due, or nothing at all, it is not waiting for us.
 func (r *run) giveUp(now time.Time) {
 	const slack = pollEvery
-	if overdue := r.fresh.Add(-slack); !r.hand.blocked(overdue) {
+	if overdue := r.fresh.Add(-slack); !r.hand.stuck(overdue) {
 		return
 	}
 	l, err := r.lookUp(r.ctx)
@@ -158,9 +158,9 @@ func (r *run) giveUp(now time.Time) {
 	if r.fresh.Add(-slack).Before(then) {
 		then = r.fresh.Add(-slack)
 	}
-	if lost := r.hand.giveUp(l.ackFloor, then); len(lost) > 0 {
+	if lost, key := r.hand.giveUp(l.ackFloor, then); lost > 0 {
 		r.cfg.Logger.LogAttrs(r.ctx, slog.LevelWarn, "messages to be retried did not come back, going on with later ones of their keys",
-			r.attrs(slog.Int("keys", len(lost)), slog.String("key", lost[0].key))...)
+			r.attrs(slog.Int("messages", lost), slog.String("key", key))...)
 	}
 }
 
