@@ -28,7 +28,9 @@
 // higher one of its key was published is published next, and counted.
 //
 // Where a stream has removed messages, absence proves nothing: a row of unknown
-// outcome is sent again then, and counted.
+// outcome is sent again then, and counted. A message that is still on its way when
+// its row is found absent and sent again, and arrives later than the duplicate window
+// after that, is stored a second time; nobody sends one past the end of the lease.
 //
 // Not done yet: healing a broker that lost data.
 package relay
