@@ -32,6 +32,9 @@ func TestBadConfigurationIsRefused(t *testing.T) {
 		{"unlimited deliveries", func(c *consumer.Config) { c.MaxDeliver = -1 }, "MaxDeliver is -1"},
 		{"workers", func(c *consumer.Config) { c.Workers = -2 }, "Workers is -2"},
 		{"held", func(c *consumer.Config) { c.MaxHeld = -1 }, "MaxHeld is -1"},
+		{"batch", func(c *consumer.Config) { c.Batch = -1 }, "Batch is -1"},
+		{"behind a key", func(c *consumer.Config) { c.MaxBehindKey = -1 }, "MaxBehindKey is -1"},
+		{"behind", func(c *consumer.Config) { c.MaxBehind = -1 }, "MaxBehind is -1"},
 		{"ack wait", func(c *consumer.Config) { c.AckWait = -time.Second }, "AckWait is -1s"},
 		{"backoff", func(c *consumer.Config) { c.Backoff = -time.Second }, "Backoff is -1s"},
 		{"backoff above its limit", func(c *consumer.Config) { c.Backoff, c.MaxBackoff = time.Minute, time.Second }, "MaxBackoff is 1s"},
@@ -60,6 +63,9 @@ func TestMissingPartsAreRefused(t *testing.T) {
 	cfg := consumer.Config{Stream: "EVENTS", Durable: "d"}
 	if _, err := consumer.New(js, nil, cfg); err == nil {
 		t.Error("New with a nil handler = nil error, want one")
+	}
+	if _, err := consumer.NewBatch(js, nil, cfg); err == nil {
+		t.Error("NewBatch with a nil handler = nil error, want one")
 	}
 	if _, err := consumer.New(nil, (&record{}).ok, cfg); err == nil {
 		t.Error("New with a nil JetStream = nil error, want one")

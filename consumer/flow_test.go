@@ -162,8 +162,12 @@ func TestIdleInstanceTakesWhatAnotherLeftOneAtATime(t *testing.T) {
 		if err := <-died; err == nil {
 			b.Error("Run of the dead one = nil, want an error")
 		}
+		mu.Lock()
 		most = 0
+		mu.Unlock()
 		b.pass(5 * time.Minute)
+		mu.Lock()
+		defer mu.Unlock()
 		if most != 1 {
 			b.Errorf("at the same time in hand = %d, want 1", most)
 		}
