@@ -18,6 +18,9 @@
 //   - Among the rows of one ordering key that are committed and due, a claim
 //     never hands out a row before one with a lower id. A row that waits for
 //     its retry counts as due; one scheduled for later holds back nobody.
+//   - The last message that each stream acknowledged is remembered with the record
+//     of its row. Published rows become pending again only in a recall, by their ids,
+//     and while one is under way nothing is claimed.
 //   - Pending and DeadLetter rows are never pruned.
 //
 // Package outboxtest checks these promises; every store must pass it.

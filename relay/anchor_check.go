@@ -22,11 +22,14 @@ var errInterrupted = errors.New("looking at the streams was interrupted")
 // reason to ask, and publishes again what they have lost. The caller has nothing in
 // hand that is not recorded. Until it returns nil nothing may be claimed.
 func (s *session) checkStreams() error {
-	src, ok := s.src.(Recaller)
-	if !ok || !s.watch.suspected(s.streams.js.Conn()) {
+	if !s.watch.suspected(s.streams.js.Conn()) {
 		return nil
 	}
 	s.watch.begin(s.streams.js.Conn())
+	src, ok := s.src.(Recaller)
+	if !ok {
+		return nil
+	}
 	c := &streamCheck{session: s, src: src}
 	for {
 		changed, err := c.step()
@@ -139,7 +142,7 @@ func (c *streamCheck) recreated(a jetbox.Anchor, info *jetstream.StreamInfo) err
 	if c.cfg.OnRecreated == Republish {
 		next.Recall, what = older(), "retained rows published to the old one are published again"
 	}
-	c.cfg.Logger.LogAttrs(c.ctx, slog.LevelWarn, "stream was created anew: "+what, slog.String("stream", a.Stream),
+	c.cfg.Logger.LogAttrs(c.ctx, slog.LevelWarn, "stream was created anew", slog.String("what", what), slog.String("stream", a.Stream),
 		slog.Time("created", info.Created), slog.Time("before", a.Created), slog.Uint64("acknowledged", a.Seq))
 	c.health.note(a.Stream, fmt.Sprintf("stream %s was created anew at %s: %s", a.Stream, info.Created.UTC().Format(time.RFC3339), what))
 	return c.restart(a, next)
@@ -174,7 +177,7 @@ func (c *streamCheck) lost(lost []jetbox.Anchor) error {
 	if f.best.Pos == 0 || c.cfg.removal() != jetbox.Keep {
 		what += ", rows that are not retained any more may be lost"
 	}
-	c.cfg.Logger.LogAttrs(c.ctx, slog.LevelError, "stream has lost messages that it had acknowledged: "+what,
+	c.cfg.Logger.LogAttrs(c.ctx, slog.LevelError, "stream has lost messages that it had acknowledged", slog.String("what", what),
 		slog.String("stream", last.Stream), slog.Uint64("acknowledged", last.Seq), slog.String("key", last.MsgID),
 		slog.Uint64("kept", next.Seq), slog.Uint64("last", f.info.State.LastSeq))
 	c.health.note(last.Stream, fmt.Sprintf("stream %s has lost messages that it had acknowledged after %d: %s", last.Stream, next.Seq, what))

@@ -44,11 +44,7 @@ func (c *streamCheck) recall(a jetbox.Anchor) error {
 	n := r.Rows + len(step.Lost)
 	c.cfg.Logger.LogAttrs(c.ctx, slog.LevelWarn, "published rows are published again, for they are not on their stream",
 		slog.String("stream", a.Stream), slog.Int("count", n), slog.Bool("recreated", r.Older))
-	why := fmt.Sprintf("has lost messages that it had acknowledged after %d", r.After)
-	if r.Older {
-		why = "was created anew"
-	}
-	c.health.note(a.Stream, fmt.Sprintf("stream %s %s: %d rows are published again", a.Stream, why, n))
+	c.health.note("rows of "+a.Stream, fmt.Sprintf("%d rows of stream %s are published again", n, a.Stream))
 	return nil
 }
 

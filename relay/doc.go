@@ -32,5 +32,14 @@
 // its row is found absent and sent again, and arrives later than the duplicate window
 // after that, is stored a second time; nobody sends one past the end of the lease.
 //
-// Not done yet: healing a broker that lost data.
+// A broker can lose what it has acknowledged: it syncs later, or is restored from a
+// backup. Where the source is a [Recaller], the relay asks on every connection, and
+// when sequences do not grow, for the last message that a stream has acknowledged. If
+// the stream ends before it, or has another message there, the published rows after
+// the last one that is still there are pending again, each looked for first, and
+// nothing new is claimed before. What dies meanwhile is gone on with. A stream that has
+// removed messages keeps its sequences: that is no loss. One that was created anew was
+// a person's doing: it is told, and its rows are published again when asked for. What
+// is not retained cannot be; nor is a loss noticed that removed no message behind the
+// last one.
 package relay

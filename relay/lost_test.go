@@ -177,7 +177,7 @@ func TestMessagesTheBrokerLostArePublishedAgain(t *testing.T) {
 				}
 				time.Sleep(20 * time.Second)
 				r.wantOnce(150)
-				r.wantHealth(rel, true, "80 rows are published again")
+				r.wantHealth(rel, true, "80 rows of stream EVENTS are published again")
 				o.want(t, 80, 0)
 				if n := strings.Count(o.text(), saysLost); n != 1 {
 					t.Errorf("said %d times that messages were lost, want once:\n%s", n, o.text())
