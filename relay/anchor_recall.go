@@ -29,8 +29,9 @@ func (c *streamCheck) recall(a jetbox.Anchor) error {
 	case err != nil:
 		return err
 	}
-	if err := c.src.Recall(c.ctx, c.share.now(), a.Stream, r, step); err != nil {
-		return err
+	done, err := c.src.Recall(c.ctx, c.share.now(), a.Stream, r, step)
+	if err != nil || !done {
+		return err // another relay is at it too
 	}
 	for range unverified {
 		c.cfg.Hooks.UnverifiedFunc()

@@ -90,6 +90,7 @@ func TestBadConfigNamesFieldAndValue(t *testing.T) {
 		{Config{PollInterval: -time.Second}, "PollInterval is -1s"},
 		{Config{Backoff: time.Minute, MaxBackoff: time.Second}, "MaxBackoff is 1s, want at least 1m0s"},
 		{Config{OnDead: "stop"}, `OnDead is "stop"`},
+		{Config{OnRecreated: "ask"}, `OnRecreated is "ask"`},
 		{Config{Retention: -time.Hour}, "Retention is -1h0m0s"},
 		{Config{Retention: time.Second}, "Retention 1s is shorter than BrokerSync 2m0s"},
 		{Config{DrainTimeout: -1}, "DrainTimeout is -1ns"},

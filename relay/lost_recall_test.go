@@ -28,12 +28,12 @@ type dying struct {
 
 var errDied = errors.New("died")
 
-func (d *dying) Recall(ctx context.Context, l jetbox.Lease, stream string, r jetbox.Recall, step jetbox.Recalled) error {
+func (d *dying) Recall(ctx context.Context, l jetbox.Lease, stream string, r jetbox.Recall, step jetbox.Recalled) (done bool, err error) {
 	if d.steps.Add(1) > 1 {
-		return errDied
+		return false, errDied
 	}
-	err := d.Store.Recall(ctx, l, stream, r, jetbox.Recalled{Lost: step.Lost[:d.part], Done: r.Done})
-	return errors.Join(err, errDied)
+	_, err = d.Store.Recall(ctx, l, stream, r, jetbox.Recalled{Lost: step.Lost[:d.part], Done: r.Done})
+	return false, errors.Join(err, errDied)
 }
 
 func (d *dying) Release(context.Context, jetbox.Lease) error { return nil }

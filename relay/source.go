@@ -73,9 +73,10 @@ type Recaller interface {
 	Recallable(ctx context.Context, stream string, r jetbox.Recall, after int64) (rows []jetbox.PublishedRow, upTo int64, err error)
 
 	// Recall carries out a step of the recall that is under way on a stream, and moves
-	// it on, unless it is not where the caller has seen it: then it changes nothing.
-	// While one is under way on any stream, Claim returns nothing to anybody.
-	Recall(ctx context.Context, l jetbox.Lease, stream string, r jetbox.Recall, step jetbox.Recalled) error
+	// it on, and reports that this is done: it is not, and nothing is changed, when
+	// the recall is not where the caller has seen it. While one is under way on any
+	// stream, Claim returns nothing to anybody.
+	Recall(ctx context.Context, l jetbox.Lease, stream string, r jetbox.Recall, step jetbox.Recalled) (done bool, err error)
 }
 
 // Pruner is a Source that keeps what was published until it is told otherwise.

@@ -44,7 +44,7 @@ type Store interface {
 	Anchors(ctx context.Context) ([]jetbox.Anchor, error)
 	SetAnchor(ctx context.Context, l jetbox.Lease, created time.Time, a jetbox.Anchor) error
 	Recallable(ctx context.Context, stream string, r jetbox.Recall, after int64) (rows []jetbox.PublishedRow, upTo int64, err error)
-	Recall(ctx context.Context, l jetbox.Lease, stream string, r jetbox.Recall, step jetbox.Recalled) error
+	Recall(ctx context.Context, l jetbox.Lease, stream string, r jetbox.Recall, step jetbox.Recalled) (done bool, err error)
 
 	List(ctx context.Context, f outbox.Filter) iter.Seq2[outbox.Entry, error]
 	Show(ctx context.Context, id int64) (outbox.Entry, error)

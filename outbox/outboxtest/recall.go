@@ -207,6 +207,16 @@ func (b *bench) startRecall(l jetbox.Lease, after int64) jetbox.Recall {
 	return b.recall()
 }
 
+// recallStep carries out a step, and checks whether that is done.
+func (b *bench) recallStep(l jetbox.Lease, want bool, r jetbox.Recall, step jetbox.Recalled) {
+	b.t.Helper()
+	done, err := b.Recall(b.t.Context(), l, "EVENTS", r, step)
+	b.check(err)
+	if done != want {
+		b.t.Errorf("step %+v of recall %+v is done: %v, want %v", step, r, done, want)
+	}
+}
+
 // recall is the one that is under way.
 func (b *bench) recall() jetbox.Recall {
 	b.t.Helper()
@@ -231,9 +241,9 @@ func recallGoesFirst(t *testing.T, b *bench) {
 		t.Fatalf("recallable = %v, want %v", got, ids[2:])
 	}
 	moved := jetbox.PublishedRow{Pos: ids[3], Seq: 77}
-	b.check(b.Recall(t.Context(), l, "EVENTS", r, jetbox.Recalled{
+	b.recallStep(l, true, r, jetbox.Recalled{
 		Lost: []int64{ids[2], ids[4]}, Moved: []jetbox.PublishedRow{moved}, Done: math.MaxInt64, End: true,
-	}))
+	})
 	b.wantStates(jetbox.Published, ids[0], ids[1], ids[3])
 	b.wantStates(jetbox.Pending, ids[2], ids[4])
 	if e := b.show(ids[3]); e.StreamSeq != 77 {
@@ -273,13 +283,13 @@ func recallHolds(t *testing.T, b *bench) {
 	a := other.anchors()["EVENTS"]
 	a.Recall, a.Seq = nil, 99
 	other.check(other.SetAnchor(t.Context(), l, born, a))
-	other.check(other.Recall(t.Context(), l, "EVENTS", other.recall(), jetbox.Recalled{Lost: ids[:1], Done: ids[0]}))
+	other.recallStep(l, true, other.recall(), jetbox.Recalled{Lost: ids[:1], Done: ids[0]})
 	other.claimIDs(l, 10)
 	r.Done, r.Rows = ids[0], 1
 	if got := other.recall(); got != r {
 		t.Errorf("recall = %+v, want %+v", got, r)
 	}
-	other.check(other.Recall(t.Context(), l, "EVENTS", r, jetbox.Recalled{Done: math.MaxInt64, End: true}))
+	other.recallStep(l, true, r, jetbox.Recalled{Done: math.MaxInt64, End: true})
 	other.claimIDs(l, 10, ids...)
 }
 
@@ -289,20 +299,20 @@ func recallMoved(t *testing.T, b *bench) {
 	b.claimIDs(l, 2, ids...)
 	b.record(l, stored(born, ids...)...)
 	old := b.startRecall(l, 0)
-	b.check(b.Recall(t.Context(), l, "EVENTS", old, jetbox.Recalled{Done: ids[0]}))
+	b.recallStep(l, true, old, jetbox.Recalled{Done: ids[0]})
 	dump := b.dump()
 	for _, step := range []jetbox.Recalled{
 		{Lost: ids, Done: ids[1]},
 		{Moved: []jetbox.PublishedRow{{Pos: ids[0], Seq: 9}}, Done: ids[1], End: true},
 	} {
-		b.check(b.Recall(t.Context(), l, "EVENTS", old, step))
+		b.recallStep(l, false, old, step)
 	}
 	if after := b.dump(); after != dump {
 		t.Errorf("a late step changed the outbox from\n%s\nto\n%s", dump, after)
 	}
 	r := b.recall()
-	b.check(b.Recall(t.Context(), l, "EVENTS", r, jetbox.Recalled{Done: ids[1], End: true}))
-	b.check(b.Recall(t.Context(), l, "EVENTS", r, jetbox.Recalled{Lost: ids, Done: ids[1], End: true}))
+	b.recallStep(l, true, r, jetbox.Recalled{Done: ids[1], End: true})
+	b.recallStep(l, false, r, jetbox.Recalled{Lost: ids, Done: ids[1], End: true})
 	if after := b.dump(); after != dump {
 		t.Errorf("a step of an ended recall changed the outbox from\n%s\nto\n%s", dump, after)
 	}
@@ -328,7 +338,7 @@ func recallOlder(t *testing.T, b *bench) {
 	a = b.anchors()["EVENTS"]
 	a.Recall = &jetbox.Recall{Number: 1, Older: true, Done: math.MinInt64}
 	b.check(b.SetAnchor(t.Context(), l, a.Created, a))
-	b.check(b.Recall(t.Context(), l, "EVENTS", b.recall(), jetbox.Recalled{Lost: ids[:2], Done: math.MaxInt64, End: true}))
+	b.recallStep(l, true, b.recall(), jetbox.Recalled{Lost: ids[:2], Done: math.MaxInt64, End: true})
 	if a := b.anchors()["EVENTS"]; a.Older || a.Recall != nil {
 		t.Errorf("anchor = %+v, want nothing of the older stream left to do", a)
 	}
@@ -348,7 +358,7 @@ func recallMany(t *testing.T, b *bench) {
 		t.Fatalf("%d rows are recallable, want %d", len(all), rows-10+1)
 	}
 	r := b.startRecall(l, 10)
-	b.check(b.Recall(t.Context(), l, "EVENTS", r, jetbox.Recalled{Lost: all, Done: all[len(all)-1]}))
+	b.recallStep(l, true, r, jetbox.Recalled{Lost: all, Done: all[len(all)-1]})
 	if got := b.recall(); got.Rows != len(all) || got.Done != all[len(all)-1] {
 		t.Errorf("recall = %+v, want %d rows up to %d", got, len(all), all[len(all)-1])
 	}
@@ -370,7 +380,10 @@ func recallFenced(t *testing.T, b *bench) {
 	r := other.startRecall(l, 0)
 	dump := b.dump()
 	b.wantLost("SetAnchor", b.SetAnchor(t.Context(), old, born, jetbox.Anchor{Stream: "EVENTS", Created: born}))
-	b.wantLost("Recall", b.Recall(t.Context(), old, "EVENTS", r, jetbox.Recalled{Lost: ids, Done: ids[0]}))
+	done, err := b.Recall(t.Context(), old, "EVENTS", r, jetbox.Recalled{Lost: ids, Done: ids[0]})
+	if b.wantLost("Recall", err); done {
+		t.Error("a step by a relay that was taken over is done")
+	}
 	if after := b.dump(); after != dump || other.recall() != r {
 		t.Errorf("an old lease changed the outbox from\n%s\nto\n%s, recall %+v", dump, after, other.recall())
 	}

@@ -78,7 +78,7 @@ func withoutTables(t *testing.T, b *bench) {
 		{"Anchors", func() error { _, err := b.Anchors(ctx); return err }},
 		{"SetAnchor", func() error { return b.SetAnchor(ctx, lease, time.Time{}, jetbox.Anchor{Stream: "S"}) }},
 		{"Recallable", func() error { _, _, err := b.Recallable(ctx, "S", jetbox.Recall{}, 0); return err }},
-		{"Recall", func() error { return b.Recall(ctx, lease, "S", jetbox.Recall{}, jetbox.Recalled{}) }},
+		{"Recall", func() error { _, err := b.Recall(ctx, lease, "S", jetbox.Recall{}, jetbox.Recalled{}); return err }},
 		{"Prune", func() error { _, err := b.Prune(ctx, lease, time.Now(), false); return err }},
 		{"List", first},
 		{"Show", func() error { _, err := b.Show(ctx, 1); return err }},

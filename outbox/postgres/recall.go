@@ -187,10 +187,10 @@ func scanPublished(found pgx.Rows) (rows []jetbox.PublishedRow, upTo int64, err 
 	return rows, upTo, err
 }
 
-// Recall carries out a step of a recall, in small transactions, and moves it on. If
-// it is not any more where the caller has seen it, nothing is changed: another relay
-// has been at work.
-func (s *Store) Recall(ctx context.Context, l jetbox.Lease, stream string, r jetbox.Recall, step jetbox.Recalled) error {
+// Recall carries out a step of a recall, in small transactions, moves it on, and
+// reports that this is done. If it is not any more where the caller has seen it, it is
+// not, and nothing is changed: another relay is at work.
+func (s *Store) Recall(ctx context.Context, l jetbox.Lease, stream string, r jetbox.Recall, step jetbox.Recalled) (done bool, err error) {
 	for first := true; first || len(step.Lost) > 0; first = false {
 		part := step
 		if len(part.Lost) > recallBatch {
@@ -198,15 +198,15 @@ func (s *Store) Recall(ctx context.Context, l jetbox.Lease, stream string, r jet
 		}
 		err := s.recall(ctx, l, stream, r, part)
 		if errors.Is(err, errRecallMoved) {
-			return nil
+			return false, nil
 		}
 		if err != nil {
-			return fmt.Errorf("recall rows of outbox %q: %w", s.cfg.Table, err)
+			return false, fmt.Errorf("recall rows of outbox %q: %w", s.cfg.Table, err)
 		}
 		r.Done, r.Rows = part.Done, r.Rows+len(part.Lost)
 		step.Lost = step.Lost[len(part.Lost):]
 	}
-	return nil
+	return true, nil
 }
 
 func (s *Store) recall(ctx context.Context, l jetbox.Lease, stream string, r jetbox.Recall, step jetbox.Recalled) error {

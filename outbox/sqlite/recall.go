@@ -160,9 +160,9 @@ func (s *Store) recallable(ctx context.Context, stream string, r jetbox.Recall, 
 }
 
 // Recall carries out a step of a recall, in transactions that leave other writers
-// room, and moves it on. If it is not any more where the caller has seen it, nothing
-// is changed: another relay has been at work.
-func (s *Store) Recall(ctx context.Context, l jetbox.Lease, stream string, r jetbox.Recall, step jetbox.Recalled) error {
+// room, moves it on, and reports that this is done. If it is not any more where the
+// caller has seen it, it is not, and nothing is changed: another relay is at work.
+func (s *Store) Recall(ctx context.Context, l jetbox.Lease, stream string, r jetbox.Recall, step jetbox.Recalled) (done bool, err error) {
 	for first := true; first || len(step.Lost) > 0; first = false {
 		part := step
 		if len(part.Lost) > recordBatch {
@@ -170,15 +170,15 @@ func (s *Store) Recall(ctx context.Context, l jetbox.Lease, stream string, r jet
 		}
 		err := s.fenced(ctx, l, func(tx *sql.Tx) error { return s.recall(ctx, tx, stream, r, part) })
 		if errors.Is(err, errRecallMoved) {
-			return nil
+			return false, nil
 		}
 		if err != nil {
-			return fmt.Errorf("recall rows of outbox %q: %w", s.table, err)
+			return false, fmt.Errorf("recall rows of outbox %q: %w", s.table, err)
 		}
 		r.Done, r.Rows = part.Done, r.Rows+len(part.Lost)
 		step.Lost = step.Lost[len(part.Lost):]
 	}
-	return nil
+	return true, nil
 }
 
 func (s *Store) recall(ctx context.Context, tx *sql.Tx, stream string, r jetbox.Recall, step jetbox.Recalled) error {
