@@ -187,13 +187,14 @@ func (r *run) next() {
 	if r.pace.gated && !r.pace.starting && c.atGate > 0 {
 		r.hand.openGate()
 	}
-	if r.cfg.SingleActive && r.pull.pin == "" {
-		n = min(n, 1) // the others would come to whoever is active then
+	standby := r.cfg.SingleActive && r.pull.pin == ""
+	if standby {
+		n = min(n, 1) // more would be open beside it when this one gets the pin
 	}
 	// Half of it is enough to ask for: a request for each message would cost
 	// as much as the message.
 	if n <= 0 || 2*r.pull.waiting > n {
-		if n > 0 && !r.pace.starting && !full {
+		if n > 0 && !r.pace.starting && !full && !standby {
 			r.quiet(limit, c)
 		}
 		return
@@ -287,7 +288,7 @@ func (r *run) receive(msg *nats.Msg) {
 	case statusLost:
 		r.lost(text)
 	case statusUnpinned:
-		r.cfg.Logger.LogAttrs(r.ctx, slog.LevelInfo, "another instance is active", r.attrs()...)
+		r.cfg.Logger.LogAttrs(r.ctx, slog.LevelInfo, "this instance is not active any more", r.attrs()...)
 	case statusNone:
 		r.losses = 0
 		r.take(msg)
