@@ -67,13 +67,13 @@ func run(ctx context.Context, dir string, out io.Writer) error {
 	}
 
 	handled := make(chan seen)
-	stopFirst, err := startInstance(ctx, broker, "first", handled)
+	stopFirst, firstEnded, err := startInstance(ctx, broker, "first", handled)
 	if err != nil {
 		return err
 	}
 	last := make(map[string]int64)
 	total, takenOver := len(customers)*perCustomer, false
-	var stopSecond func() error
+	stopSecond, secondEnded := func() {}, func() error { return nil }
 	for n := 1; n <= total; n++ {
 		var s seen
 		select {
@@ -87,12 +87,12 @@ func run(ctx context.Context, dir string, out io.Writer) error {
 		last[s.customer] = s.order
 		switch n {
 		case 1:
-			if stopSecond, err = startInstance(ctx, broker, "second", handled); err != nil {
-				return errors.Join(err, stopFirst())
+			if stopSecond, secondEnded, err = startInstance(ctx, broker, "second", handled); err != nil {
+				stopFirst()
+				return errors.Join(err, firstEnded())
 			}
 		case total / 3:
-			// In the background: it finishes what it has in hand.
-			go func() { _ = stopFirst() }()
+			stopFirst() // it finishes what it has in hand
 		}
 		if s.instance == "second" && !takenOver {
 			takenOver = true
@@ -102,22 +102,24 @@ func run(ctx context.Context, dir string, out io.Writer) error {
 	for _, c := range customers {
 		fmt.Fprintf(out, "%s: %d orders, in their order\n", c, last[c])
 	}
-	return errors.Join(stopFirst(), stopSecond())
+	stopSecond()
+	return errors.Join(firstEnded(), secondEnded())
 }
 
 // startInstance runs a consumer on a connection of its own, as another process
-// would. stop ends it, and may be called again.
-func startInstance(ctx context.Context, broker *embedded.Server, name string, handled chan<- seen) (stop func() error, err error) {
+// would, until stop is called. ended waits for its end.
+func startInstance(ctx context.Context, broker *embedded.Server, name string, handled chan<- seen) (stop func(), ended func() error, err error) {
 	nc, err := broker.Connect(nats.MaxReconnects(-1))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	js, err := jetstream.New(nc)
 	if err != nil {
 		nc.Close()
-		return nil, err
+		return nil, nil, err
 	}
 	handle := func(ctx context.Context, d *consumer.Delivery) error {
+		time.Sleep(20 * time.Millisecond) // work
 		select {
 		case handled <- seen{name, d.AggregateID, *d.AggregateSeq}:
 			return nil
@@ -132,21 +134,15 @@ func startInstance(ctx context.Context, broker *embedded.Server, name string, ha
 	})
 	if err != nil {
 		nc.Close()
-		return nil, err
+		return nil, nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	var result error
+	ctx, stop = context.WithCancel(ctx)
+	result := make(chan error, 1)
 	go func() {
-		defer close(ended)
 		defer nc.Close()
-		result = c.Run(ctx)
+		result <- c.Run(ctx)
 	}()
-	return func() error {
-		cancel()
-		<-ended
-		return result
-	}, nil
+	return stop, func() error { return <-result }, nil
 }
 
 // publish stores the customers' orders, one of each in turn.
