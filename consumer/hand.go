@@ -107,8 +107,9 @@ type nak struct {
 
 // maxNaks bounds the memory of naks: entries stay behind when another instance
 // gets the redelivery. Forgetting them is harmless, a few of our own retries
-// are then handled with the caution for suspects.
-const maxNaks = 8192
+// are then handled with the caution for suspects. It is above what MaxAckPending
+// allows by default.
+const maxNaks = 1 << 15
 
 // weight of the past: so many messages change an average.
 const weight = 16
@@ -128,17 +129,19 @@ func newHand(laneSize int) *hand {
 
 // add takes in a message that just arrived and decides whether it is suspect.
 // key is its ordering key, empty for one that is ordered with nothing. With
-// gated, it waits until openGate. known reports that it is in hand already: the
-// server could not hear that somebody works on it. Its answer goes to the later
-// delivery then, and nobody handles it twice.
-func (h *hand) add(m *message, key string, gated bool) (known bool) {
+// gated, it waits until openGate.
+//
+// One that is in hand already, because the server could not hear that somebody
+// works on it, stays as it is. Its answer goes to the later delivery, and nobody
+// handles it twice.
+func (h *hand) add(m *message, key string, gated bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m.reply, m.delivered, m.last = m.msg.Reply, m.d.NumDelivered, m.d.Last
 	if old := h.messages[m.identity()]; old != nil {
 		old.reply, old.delivered, old.last = m.reply, m.delivered, m.last
 		old.alone = old.alone || m.alone
-		return true
+		return
 	}
 	h.messages[m.identity()] = m
 	h.size += (m.msg.Size() - h.size) / weight
@@ -155,10 +158,9 @@ func (h *hand) add(m *message, key string, gated bool) (known bool) {
 	if gated {
 		h.put(m, atGate)
 		h.gate = append(h.gate, m)
-		return false
+		return
 	}
 	h.enter(m)
-	return false
 }
 
 // enter sends a message on its way to the workers.
