@@ -91,6 +91,10 @@ func (c *streamCheck) look(group []jetbox.Anchor) (changed bool, err error) {
 	for _, a := range group {
 		v, info, err := checkAnchor(c.ctx, c.streams.js, a)
 		switch {
+		case err != nil && a.Stream != c.cfg.Stream && c.ctx.Err() == nil:
+			// Not the relay's business as a whole. It is asked for again.
+			c.health.note("reading "+a.Stream, fmt.Sprintf("whether stream %s has lost messages cannot be told: %v", a.Stream, err))
+			return false, nil
 		case err != nil:
 			return false, err
 		case v == anchorMissing:
@@ -140,7 +144,7 @@ func (c *streamCheck) recreated(a jetbox.Anchor, info *jetstream.StreamInfo) err
 	if c.cfg.OnRecreated == Republish {
 		next.Recall, what = older(), "retained rows published to the old one are published again"
 	}
-	c.cfg.Logger.LogAttrs(c.ctx, slog.LevelWarn, "stream was created anew", slog.String("what", what), slog.String("stream", a.Stream),
+	c.cfg.Logger.LogAttrs(c.ctx, slog.LevelWarn, "stream was created anew", slog.String("action", what), slog.String("stream", a.Stream),
 		slog.Time("created", info.Created), slog.Time("before", a.Created), slog.Uint64("acknowledged", a.Seq))
 	c.health.note(a.Stream, fmt.Sprintf("stream %s was created anew at %s: %s", a.Stream, info.Created.UTC().Format(time.RFC3339), what))
 	return c.restart(a, next)
@@ -175,8 +179,8 @@ func (c *streamCheck) lost(lost []jetbox.Anchor) error {
 	if f.best.Pos == 0 || c.cfg.removal() != jetbox.Keep {
 		what += ", rows that are not retained any more may be lost"
 	}
-	c.cfg.Logger.LogAttrs(c.ctx, slog.LevelError, "stream has lost messages that it had acknowledged", slog.String("what", what),
-		slog.String("stream", last.Stream), slog.Uint64("acknowledged", last.Seq), slog.String("key", last.MsgID),
+	c.cfg.Logger.LogAttrs(c.ctx, slog.LevelError, "stream has lost messages that it had acknowledged", slog.String("action", what),
+		slog.String("stream", last.Stream), slog.Uint64("acknowledged", last.Seq), slog.String("msg_id", last.MsgID),
 		slog.Uint64("kept", next.Seq), slog.Uint64("last", f.info.State.LastSeq))
 	c.health.note(last.Stream, fmt.Sprintf("stream %s has lost messages that it had acknowledged after %d: %s", last.Stream, next.Seq, what))
 	return c.restart(last, next)

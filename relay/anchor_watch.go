@@ -115,11 +115,30 @@ func (s *session) born(batch []outbound) map[string]time.Time {
 		if _, known := born[stream]; known {
 			continue
 		}
+		born[stream] = s.streams.created(stream)
+		if !born[stream].IsZero() {
+			continue
+		}
 		if info, err := s.streams.known(s.ctx, stream); err == nil {
 			born[stream] = info.Created
 		}
 	}
 	return born
+}
+
+// created returns when a stream was created, as the server said last; no time if it
+// has not lately.
+func (s *streams) created(stream string) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	info := s.infos[stream].info
+	if stream == s.name {
+		info = s.info
+	}
+	if info == nil {
+		return time.Time{}
+	}
+	return info.Created
 }
 
 // remember lets the rows of a batch be remembered as anchors of their streams. Where
@@ -142,8 +161,10 @@ func (s *session) remember(outcomes []jetbox.Outcome, duplicates bool, born map[
 		if duplicates {
 			lowest = 0
 		}
-		info, err := s.streams.known(s.ctx, stream)
-		if err != nil || !info.Created.Equal(created) || !s.watch.acked(stream, created, lowest, last) {
+		if created.IsZero() {
+			continue
+		}
+		if !s.streams.created(stream).Equal(created) || !s.watch.acked(stream, created, lowest, last) {
 			s.watch.suspect()
 			continue
 		}

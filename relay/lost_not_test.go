@@ -164,3 +164,21 @@ func TestRelayThatMayNotReadTheStreamSaysWhatItCannotTell(t *testing.T) {
 		r.wantPayloads("x", "x", "x")
 	})
 }
+
+// A stream beside the configured one that cannot be asked holds up no row of the
+// others. It is told.
+func TestOtherStreamThatCannotBeAskedHoldsUpNothing(t *testing.T) {
+	inDenied(t, jetstream.StreamConfig{}, []string{"$JS.API.STREAM.INFO.OTHER"}, func(r *rig, _ func()) {
+		r.exec(`INSERT INTO outbox_stream (stream, created, seq, msg_id, pos, at) VALUES ('OTHER', '2026-01-01T00:00:00Z', 7, 'x', 1, 1)`)
+		rel, stop := r.start(r.store, relay.Config{})
+		r.append(event("events.a", "k", "1"))
+		time.Sleep(10 * time.Second)
+		r.wantHealth(rel, true, "whether stream OTHER has lost messages cannot be told")
+		r.wantPayloads("1")
+		time.Sleep(3 * time.Minute)
+		r.append(event("events.a", "k", "2"))
+		time.Sleep(10 * time.Second)
+		r.wantPayloads("1", "2")
+		stop()
+	})
+}
