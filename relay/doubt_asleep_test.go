@@ -92,7 +92,7 @@ func TestRowThatSleptBehindItsKeyIsLookedFor(t *testing.T) {
 		r.must(err)
 		unverified := 0
 		cfg := counted(&unverified)
-		cfg.MaxAttempts = 8 // parked after two minutes
+		cfg.MaxAttempts = 8 // parked after two minutes, when the window is over
 		_, stop := r.start(r.store, cfg)
 		time.Sleep(time.Second)
 		r.box.Mute(true)
@@ -104,7 +104,7 @@ func TestRowThatSleptBehindItsKeyIsLookedFor(t *testing.T) {
 		r.box.Cut(false)
 		time.Sleep(30 * time.Second)
 		r.wantState(1, jetbox.Pending, "maximum messages per subject exceeded")
-		time.Sleep(beyond)
+		time.Sleep(2*time.Minute + 30*time.Second)
 		stop()
 		r.wantState(1, jetbox.DeadLetter, "gave up")
 		r.wantState(2, jetbox.Published, "")
