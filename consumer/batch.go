@@ -46,21 +46,30 @@ func (r *run) handleBatch(taken []*message) {
 	ctx, cancel := context.WithTimeoutCause(r.drainCtx, r.cfg.HandleTimeout, ErrHandleTimeout)
 	defer cancel()
 	for len(ms) > 0 {
-		took, err := r.try(ctx, ms)
-		if err == nil || len(ms) == 1 || ctx.Err() != nil {
-			for _, m := range ms {
-				r.judge(m, blamed(err), took, took/time.Duration(len(ms)))
-			}
+		if ctx.Err() != nil {
+			// Too late to find out more. None of these is known to be bad.
+			r.judgeAll(ms, because(ctx, ctx.Err()), 0)
 			return
 		}
+		took, err := r.try(ctx, ms)
 		if i, named := culprit(ms, err); named {
 			ms = r.judgeOne(ms, i, err, took)
 			continue
 		}
-		for len(ms) > 0 {
+		if err == nil || len(ms) == 1 {
+			r.judgeAll(ms, err, took)
+			return
+		}
+		for len(ms) > 0 && ctx.Err() == nil {
 			took, err := r.try(ctx, ms[:1])
 			ms = r.judgeOne(ms, 0, err, took)
 		}
+	}
+}
+
+func (r *run) judgeAll(ms []*message, err error, took time.Duration) {
+	for _, m := range ms {
+		r.judge(m, err, took, took/time.Duration(len(ms)))
 	}
 }
 

@@ -183,6 +183,39 @@ func TestPermanentErrorInABatchParksOne(t *testing.T) {
 	})
 }
 
+// A batch that takes too long says nothing about those that are not named, be its
+// error permanent or not: no good message becomes a letter.
+func TestLateBatchParksOnlyTheBadOne(t *testing.T) {
+	for _, named := range []bool{true, false} {
+		t.Run(fmt.Sprintf("named %v", named), func(t *testing.T) {
+			inBubble(t, func(b *bus) {
+				b.publishN(20)
+				dlq := &letters{}
+				var got batches
+				b.startBatch(got.handle(func(ds []*consumer.Delivery) error {
+					d := find(ds, "k010")
+					if d == nil {
+						return nil
+					}
+					time.Sleep(2 * time.Second)
+					if named {
+						return &consumer.DeliveryError{Delivery: d, Err: jetbox.Permanent(errHandler)}
+					}
+					return jetbox.Permanent(errHandler)
+				}), consumer.Config{DeadLetters: dlq, HandleTimeout: time.Second, MaxDeliver: 3})
+				b.pass(10 * time.Minute)
+				if parked := dlq.named("park"); len(parked) != 1 || parked[0].f.Seq != 11 {
+					b.Errorf("letters = %+v, want one, of 11", parked)
+				}
+				if n := len(got.done.all()); n != 19 {
+					b.Errorf("took effect: %d, want the other 19", n)
+				}
+				b.wantSettled()
+			})
+		})
+	}
+}
+
 // An outage fails them all, quickly or by the time it takes; each waits for its
 // backoff, none is lost, and no key loses its order.
 func TestBatchesSurviveAnOutage(t *testing.T) {

@@ -35,6 +35,25 @@ type Config struct {
 	// Batch is how many messages a [BatchHandler] gets at most. Default 100.
 	Batch int
 
+	// Unordered gives up the order of messages with the same ordering key: no
+	// message waits for another. Without it they are handled in stream order,
+	// one after the other, and one being retried holds up the later ones.
+	Unordered bool
+
+	// SingleActive creates the consumer so that of all instances one gets the
+	// messages; another one takes over when it stops, or is silent for AckWait
+	// (at least 5s). So the order per key holds however many instances run.
+	// Needs nats-server 2.11. A consumer that exists must have been created so.
+	SingleActive bool
+
+	// MaxBehindKey is how many messages may wait behind others of one ordering
+	// key, and MaxBehind how many of all keys: at most half of the consumer's
+	// MaxAckPending, which is twice this when it is created, and 64 MiB. With
+	// that many, nothing new is pulled until one of those they wait for is
+	// settled; what was pulled already comes on top. Default 2500 and 5000.
+	MaxBehindKey int
+	MaxBehind    int
+
 	// Backoff is the delay after the first failed delivery; it doubles up to
 	// MaxBackoff, with a tenth of jitter. Default 1s and 1m.
 	Backoff    time.Duration
@@ -55,30 +74,13 @@ type Config struct {
 	DeadLetters DeadLetters
 
 	// MaxHeld is how many messages may wait at once for DeadLetters to store
-	// them. With that many, nothing more is pulled. Default 128.
+	// them. With that many, nothing more is pulled; what was pulled already comes
+	// on top. Default 128.
 	MaxHeld int
 
 	// Logger receives changes of state and failed attempts. Default
 	// [slog.Default].
 	Logger *slog.Logger
-
-	// Unordered gives up the order of messages with the same ordering key: no
-	// message waits for another. Without it they are handled in stream order,
-	// one after the other, and one being retried holds up the later ones.
-	Unordered bool
-
-	// SingleActive creates the consumer so that of all instances one gets the
-	// messages, and another one takes over when it stops or is silent for
-	// AckWait. So the order per key holds however many instances run. Needs
-	// nats-server 2.11. A consumer that exists must have been created so.
-	SingleActive bool
-
-	// MaxBehindKey is how many messages may wait behind others of one ordering
-	// key, and MaxBehind how many of all keys: at most half of the consumer's
-	// MaxAckPending, and 64 MiB. With that many nothing new is pulled until one
-	// of those they wait for is settled. Default 2500 and 5000.
-	MaxBehindKey int
-	MaxBehind    int
 
 	// HandledFunc is called for every delivery that was settled, with the time
 	// the handler took. DuplicateFunc is called for every delivery whose effect
@@ -181,6 +183,9 @@ func (c Config) validate() error {
 // priorityGroup is the one group of a single-active consumer.
 const priorityGroup = "jetbox"
 
+// minPinnedTTL leaves the active instance time for a sign of life.
+const minPinnedTTL = 5 * time.Second
+
 // server is the consumer to create. BackOff stays empty: the delays are ours,
 // and the server's would replace AckWait and add up with them. InactiveThreshold
 // stays 0: it deletes durable consumers too, with their position.
@@ -197,7 +202,7 @@ func (c Config) server() jetstream.ConsumerConfig {
 	if c.SingleActive {
 		s.PriorityPolicy = jetstream.PriorityPolicyPinned
 		s.PriorityGroups = []string{priorityGroup}
-		s.PinnedTTL = c.AckWait
+		s.PinnedTTL = max(c.AckWait, minPinnedTTL)
 	}
 	return s
 }
