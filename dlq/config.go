@@ -11,6 +11,11 @@ import (
 // and this library's default.
 const defaultGrace = 30 * time.Second
 
+const (
+	defaultMaxReplays = 5
+	defaultKeepClosed = 30 * 24 * time.Hour
+)
+
 // Config names the streams that hold dead letters and advisories. The zero
 // value is ready to use.
 type Config struct {
@@ -34,6 +39,19 @@ type Config struct {
 	// server does not tell.
 	Grace time.Duration
 
+	// MaxReplays is how often a letter may be replayed: one that has failed again
+	// each time is refused after that, since its handler is not mended. Replay it
+	// through a Letters with a higher one. Default 5.
+	MaxReplays int
+
+	// KeepClosed is for how long a letter is kept after it was replayed or
+	// discarded: the mark that absorbs late reports of its failure. At least 7
+	// days, as long as advisories live, and where the event stream removes its
+	// messages by age, 7 days longer than that whatever this says. Default 30
+	// days. Where the dead-letter stream takes no message TTL (nats-server before
+	// 2.11, or the stream's setting) they stay until Prune.
+	KeepClosed time.Duration
+
 	// RoutedFunc is called after a letter became open, with its reason, on the
 	// goroutine that reported the failure. Default: nothing.
 	RoutedFunc func(reason string)
@@ -54,6 +72,12 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Replicas == 0 {
 		c.Replicas = 1
+	}
+	if c.MaxReplays == 0 {
+		c.MaxReplays = defaultMaxReplays
+	}
+	if c.KeepClosed == 0 {
+		c.KeepClosed = defaultKeepClosed
 	}
 	if c.RoutedFunc == nil {
 		c.RoutedFunc = func(string) {}
@@ -86,6 +110,12 @@ func (c Config) validate() error {
 	}
 	if c.Grace < 0 {
 		return fmt.Errorf("dlq: Grace is %v, want a positive duration", c.Grace)
+	}
+	if c.MaxReplays < 0 {
+		return fmt.Errorf("dlq: MaxReplays is %d, want a positive count", c.MaxReplays)
+	}
+	if c.KeepClosed < advisoriesMaxAge {
+		return fmt.Errorf("dlq: KeepClosed is %v, want at least the %v that advisories live", c.KeepClosed, advisoriesMaxAge)
 	}
 	return nil
 }

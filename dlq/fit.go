@@ -127,6 +127,7 @@ func fit(l Letter, m limits) Letter {
 	if m.takes(l) {
 		return l
 	}
+	l.History = nil // the least that anybody will miss
 	if t := trimHeaders(l, m); m.takes(t) {
 		return t
 	}

@@ -27,6 +27,14 @@ const (
 	// headerMissing lists what of the original is not in the letter.
 	headerMissing = "Dlq-Missing"
 
+	// headerHistory has the earlier failures, oldest first, each as JSON.
+	headerHistory = "Dlq-History"
+
+	// headerKeep is for how long the letter is kept once it is closed, where that
+	// is longer than Config.KeepClosed: whoever closes it may not be allowed to
+	// ask the event stream.
+	headerKeep = "Dlq-Keep"
+
 	missingPayload = "payload"
 	missingHeaders = "headers"
 )
@@ -84,6 +92,9 @@ type Letter struct {
 	Error  string
 	Time   time.Time
 
+	// History has the failures before that one, the latest ten, oldest first.
+	History []Past
+
 	// Replays is how many were begun, ReplaySeq where the stream stored the
 	// last one.
 	Replays   int
@@ -95,6 +106,7 @@ type Letter struct {
 	Updated time.Time
 
 	replayFrom uint64
+	keep       time.Duration
 }
 
 // MarshalJSON writes the fields the command line promises, without header and
@@ -116,6 +128,11 @@ func (l Letter) MarshalJSON() ([]byte, error) {
 		l.ID, l.State, l.Stream, l.Consumer, l.StreamSeq, l.Subject,
 		l.Deliveries, l.Reason, l.Error, l.Time, l.Replays,
 	})
+}
+
+// closed reports whether nobody has to do anything about the letter any more.
+func (l Letter) closed() (closed bool) {
+	return l.State == StateReplayed || l.State == StateDiscarded
 }
 
 // waits reports whether the letter waits for a person, at the time now.
@@ -154,6 +171,10 @@ func (l Letter) message() *nats.Msg {
 	optional(headerReplays, strconv.Itoa(l.Replays), l.Replays > 0)
 	optional(headerReplayFrom, strconv.FormatUint(l.replayFrom, 10), l.State == StateReplaying)
 	optional(headerReplaySeq, strconv.FormatUint(l.ReplaySeq, 10), l.ReplaySeq > 0)
+	optional(headerKeep, l.keep.String(), l.keep > 0)
+	if len(l.History) > 0 {
+		m.Header[headerHistory] = historyValues(l.History)
+	}
 	var missing []string
 	if l.PayloadMissing {
 		missing = append(missing, missingPayload)
@@ -177,6 +198,7 @@ func newLetter(m *record, prefix string) Letter {
 		Subject:  h.Get(jetbox.HeaderDLQSubject),
 		Reason:   h.Get(jetbox.HeaderDLQReason),
 		Error:    h.Get(jetbox.HeaderDLQError),
+		History:  parseHistory(m.header[headerHistory]),
 		Header:   traveling(m.header),
 		Payload:  m.data,
 		Seq:      m.seq,
@@ -188,6 +210,7 @@ func newLetter(m *record, prefix string) Letter {
 	l.Replays, _ = strconv.Atoi(h.Get(headerReplays))
 	l.replayFrom, _ = strconv.ParseUint(h.Get(headerReplayFrom), 10, 64)
 	l.ReplaySeq, _ = strconv.ParseUint(h.Get(headerReplaySeq), 10, 64)
+	l.keep, _ = time.ParseDuration(h.Get(headerKeep))
 	missing := h.Get(headerMissing)
 	l.PayloadMissing = strings.Contains(missing, missingPayload)
 	l.HeadersTrimmed = strings.Contains(missing, missingHeaders)

@@ -36,6 +36,8 @@ const (
 	codeInvalidConfig    jetstream.ErrorCode = 10052
 	codeHeaderTooLarge   jetstream.ErrorCode = 10097
 	codeDuplicatePending jetstream.ErrorCode = 10158
+	codeNoSuchSequence   jetstream.ErrorCode = 10043
+	codeNoMessageTTL     jetstream.ErrorCode = 10166
 )
 
 // Letters is the dead-letter stream. It is safe for concurrent use, by any
@@ -209,9 +211,17 @@ func (e *conflictError) Unwrap() error { return jetbox.ErrLetterGone }
 // two operators who start the same replay write equal messages.
 func (s *Letters) put(ctx context.Context, next Letter, expect uint64) (Letter, error) {
 	m := next.message()
+	opts := []jetstream.PublishOpt{jetstream.WithExpectLastSequencePerSubject(expect)}
+	if next.closed() {
+		opts = append(opts, jetstream.WithMsgTTL(max(s.cfg.KeepClosed, next.keep)))
+	}
 	var unknown bool
 	for attempt := 1; ; attempt++ {
-		ack, err := s.publish(ctx, m, s.cfg.Stream, jetstream.WithExpectLastSequencePerSubject(expect))
+		ack, err := s.publish(ctx, m, s.cfg.Stream, opts...)
+		if hasCode(err, codeNoMessageTTL) {
+			opts = opts[:1] // it stays until Prune
+			ack, err = s.publish(ctx, m, s.cfg.Stream, opts...)
+		}
 		if err == nil {
 			next.Seq, next.Updated = ack.Sequence, time.Now()
 			return next, nil
@@ -267,9 +277,12 @@ func unsettled(err error) (settle bool) {
 }
 
 func conditionFailed(err error) (failed bool) {
+	return hasCode(err, jetstream.JSErrCodeStreamWrongLastSequence) || hasCode(err, jetstream.JSErrCodeStreamWrongLastSequenceConstant)
+}
+
+func hasCode(err error, code jetstream.ErrorCode) (has bool) {
 	var api *jetstream.APIError
-	return errors.As(err, &api) && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
-		api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
+	return errors.As(err, &api) && api.ErrorCode == code
 }
 
 // refused reports whether err proves that a message was not stored: the server

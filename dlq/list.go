@@ -1,6 +1,7 @@
 package dlq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -209,6 +210,73 @@ func (s *Letters) Count(ctx context.Context, f Filter) (int, error) {
 		n++
 	}
 	return n, nil
+}
+
+// Group is how many letters have stream, consumer, reason and state in common.
+type Group struct {
+	Stream   string `json:"stream"`
+	Consumer string `json:"consumer"`
+	Reason   string `json:"reason"`
+	State    State  `json:"state"`
+	Letters  int    `json:"letters"`
+
+	// Oldest is when the failure was reported that waits longest.
+	Oldest time.Time `json:"oldest"`
+}
+
+// Groups counts the selected letters by stream, consumer, reason and state, in
+// that order. It costs what Count does.
+func (s *Letters) Groups(ctx context.Context, f Filter) ([]Group, error) {
+	f.HeadersOnly = true
+	var groups []Group
+	known := make(map[Group]int)
+	for l, err := range s.List(ctx, f) {
+		if err != nil {
+			return nil, err
+		}
+		key := Group{Stream: l.Stream, Consumer: l.Consumer, Reason: l.Reason, State: l.State}
+		i, ok := known[key]
+		if !ok {
+			i = len(groups)
+			known[key] = i
+			groups = append(groups, key)
+		}
+		g := &groups[i]
+		if g.Letters++; g.Letters == 1 || l.Time.Before(g.Oldest) {
+			g.Oldest = l.Time
+		}
+	}
+	slices.SortFunc(groups, func(a, b Group) int {
+		return cmp.Or(cmp.Compare(a.Stream, b.Stream), cmp.Compare(a.Consumer, b.Consumer),
+			cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.State, b.State))
+	})
+	return groups, nil
+}
+
+// Prune removes the letters that were closed before a time, and returns how many.
+// It is for dead-letter streams that take no message TTL, and for letters closed
+// through one that did not: the others expire by themselves. A letter that is
+// opened again meanwhile stays. Closed letters absorb late reports of their
+// failure: leave those that are younger than Config.KeepClosed.
+func (s *Letters) Prune(ctx context.Context, before time.Time) (pruned int, err error) {
+	closed := Filter{States: []State{StateReplayed, StateDiscarded}, HeadersOnly: true}
+	for l, err := range s.List(ctx, closed) {
+		if err != nil {
+			return pruned, err
+		}
+		if !l.Updated.Before(before) {
+			continue
+		}
+		// That sequence, not the subject: a letter opened since then has another.
+		err = s.remove(ctx, s.cfg.Stream, l.Seq)
+		if err != nil && !hasCode(err, codeNoSuchSequence) {
+			return pruned, fmt.Errorf("prune letter %s: %w", l.ID, err)
+		}
+		if err == nil {
+			pruned++
+		}
+	}
+	return pruned, nil
 }
 
 // Show returns one letter, whatever its state, or an error that wraps

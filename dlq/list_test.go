@@ -3,6 +3,7 @@ package dlq
 import (
 	"encoding/json"
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -66,6 +67,38 @@ func TestListFiltersLetters(t *testing.T) {
 			if _, err := w.letters.Count(t.Context(), f); err == nil {
 				t.Errorf("List(%+v): no error, want one", f)
 			}
+		}
+	})
+}
+
+func TestGroupsCountLettersOfEachConsumerAndReason(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		began := time.Now().UTC()
+		for i := range 12 {
+			f := w.event([]string{"shipping", "billing"}[i%2], "events.a", "", []byte("x"))
+			f.Reason = []string{jetbox.ReasonMaxDeliveries, jetbox.ReasonTerminated}[i/6]
+			l := w.park(f)
+			if i == 1 {
+				w.replay(l.ID)
+			}
+			time.Sleep(time.Minute)
+		}
+		got, err := w.letters.Groups(t.Context(), Filter{Stream: "EVENTS", States: []State{StateOpen, StateReplayed}})
+		group := func(consumer, reason string, state State, letters int, after time.Duration) Group {
+			return Group{Stream: "EVENTS", Consumer: consumer, Reason: reason, State: state, Letters: letters, Oldest: began.Add(after)}
+		}
+		want := []Group{
+			group("billing", jetbox.ReasonMaxDeliveries, StateOpen, 2, 3*time.Minute),
+			group("billing", jetbox.ReasonMaxDeliveries, StateReplayed, 1, time.Minute),
+			group("billing", jetbox.ReasonTerminated, StateOpen, 3, 7*time.Minute),
+			group("shipping", jetbox.ReasonMaxDeliveries, StateOpen, 3, 0),
+			group("shipping", jetbox.ReasonTerminated, StateOpen, 3, 6*time.Minute),
+		}
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("Groups = %+v, %v, want %+v", got, err, want)
+		}
+		if got, err := w.letters.Groups(t.Context(), Filter{Consumer: "nobody"}); len(got) != 0 || err != nil {
+			t.Errorf("Groups of nothing = %+v, %v", got, err)
 		}
 	})
 }

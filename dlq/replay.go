@@ -19,6 +19,14 @@ import (
 // two consumers' letters of one message are no duplicates of each other.
 const replayInfix = "/replay/"
 
+// maxKeep is a maximum age that nobody will live to see end.
+const maxKeep = 100 * 365 * 24 * time.Hour
+
+// ErrReplayedTooOften is returned for a letter that has failed again after each of
+// Config.MaxReplays replays. Mend its handler, then replay it through a Letters
+// with a higher MaxReplays, or discard it.
+var ErrReplayedTooOften = errors.New("dead letter was replayed too often")
+
 func replayID(l Letter) string { return l.ID + replayInfix + strconv.Itoa(l.Replays) }
 
 // Replay publishes a letter's message again on its original subject, for the
@@ -30,7 +38,8 @@ func replayID(l Letter) string { return l.ID + replayInfix + strconv.Itoa(l.Repl
 // looked for on the stream and published only when it is not there. Of several
 // operators at one letter, one succeeds and the others get an error that wraps
 // jetbox.ErrLetterGone, as does everybody for a letter that is closed, and for
-// an intent younger than Config.Grace.
+// an intent younger than Config.Grace. One that was replayed Config.MaxReplays
+// times is refused with [ErrReplayedTooOften].
 //
 // After any other error call Replay again. A letter whose replay the stream
 // refused is open again.
@@ -42,11 +51,23 @@ func (s *Letters) Replay(ctx context.Context, id string) (Letter, error) {
 	if grace := s.graceOf(ctx); !l.waits(time.Now(), grace) && l.State != StateReplaying {
 		return Letter{}, notNow(l, "replayed", grace)
 	}
+	if err := s.replayable(l); err != nil {
+		return Letter{}, err
+	}
 	l, err = s.replay(ctx, l)
 	if err != nil {
 		return Letter{}, fmt.Errorf("replay letter %s: %w", id, err)
 	}
 	return l, nil
+}
+
+// replayable returns the error with which Replay refuses a letter for having been
+// replayed too often. A replay that was begun may always be finished.
+func (s *Letters) replayable(l Letter) error {
+	if l.State == StateReplaying || l.Replays < s.cfg.MaxReplays {
+		return nil
+	}
+	return fmt.Errorf("letter %s has failed again after %d replays, at most %d are allowed: %w", l.ID, l.Replays, s.cfg.MaxReplays, ErrReplayedTooOften)
 }
 
 func (s *Letters) replay(ctx context.Context, l Letter) (Letter, error) {
@@ -67,6 +88,7 @@ func (s *Letters) replay(ctx context.Context, l Letter) (Letter, error) {
 		l.State = StateReplaying
 		l.Replays++
 		l.replayFrom, l.ReplaySeq = info.State.LastSeq, 0
+		l.keep = keepFor(info.Config)
 	}
 	original.Replays = l.Replays
 	m := replayMessage(original)
@@ -270,11 +292,25 @@ func (s *Letters) Discard(ctx context.Context, id string) (Letter, error) {
 		return Letter{}, notNow(l, "discarded", grace)
 	}
 	l.State, l.Header, l.Payload = StateDiscarded, nil, nil
+	if st, err := s.js.Stream(ctx, l.Stream); err == nil { // it may be gone, or not to be asked
+		l.keep = keepFor(st.CachedInfo().Config)
+	}
 	l, err = s.put(ctx, l, l.Seq)
 	if err != nil {
 		return Letter{}, fmt.Errorf("discard letter %s: %w", id, err)
 	}
 	return l, nil
+}
+
+// keepFor is for how long a closed letter of a stream's message is needed at
+// least: as long as the message lives, and then an advisory about it. A stream
+// without a maximum age asks for nothing: what comes back from it after
+// Config.KeepClosed is a new failure.
+func keepFor(events jetstream.StreamConfig) time.Duration {
+	if events.MaxAge <= 0 || events.MaxAge > maxKeep {
+		return 0
+	}
+	return events.MaxAge + advisoriesMaxAge
 }
 
 // notNow says why a letter cannot be replayed or discarded.

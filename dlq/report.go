@@ -52,6 +52,7 @@ func (s *Letters) Withdraw(ctx context.Context, f jetbox.Failure) error {
 	if l.Replays > 0 {
 		if replay == currentReplay || replay == l.Replays {
 			l.State = StateReplayed
+			l.recall()
 			_, err = s.put(ctx, *l, l.Seq)
 		}
 		if _, conflict := errors.AsType[*conflictError](err); conflict {
@@ -213,6 +214,7 @@ func merge(current *Letter, fresh Letter, replay int) (next Letter, change bool)
 	case current.State == StateIntent && fresh.State == StateOpen:
 		next.Deliveries = max(current.Deliveries, fresh.Deliveries)
 	case replay > 0 && (current.State == StateReplaying || current.State == StateReplayed):
+		next.remember()
 		next.Deliveries += fresh.Deliveries
 	case current.State == StateOpen && fresh.State == StateOpen && improves(fresh, *current):
 		// The router was first and knew less.
