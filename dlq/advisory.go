@@ -42,7 +42,7 @@ func (e *rejected) Error() string { return e.why }
 
 // parseAdvisory reads an advisory and checks that it says the same as its
 // subject, which is what permissions and filters go by. Its error is a *rejected.
-func parseAdvisory(subject string, data []byte) (advisory, error) {
+func (c Config) parseAdvisory(subject string, data []byte) (advisory, error) {
 	var a advisory
 	if err := json.Unmarshal(data, &a); err != nil {
 		return a, &rejected{"it is no JSON: " + err.Error()}
@@ -50,9 +50,9 @@ func parseAdvisory(subject string, data []byte) (advisory, error) {
 	var base string
 	switch a.Type {
 	case typeMaxDeliveries:
-		base = maxDeliveriesSubject
+		base = c.maxDeliveries()
 	case typeTerminated:
-		base = terminatedSubject
+		base = c.terminated()
 	default:
 		return a, &rejected{fmt.Sprintf("its type is %q", a.Type)}
 	}

@@ -31,6 +31,11 @@ type Config struct {
 	// exhausted and terminated messages. Default "JETBOX_ADVISORIES".
 	Advisories string
 
+	// AdvisoryPrefix is what another account puts before the subjects of the
+	// advisories it lets this one have: the prefix of their import, without its
+	// last dot. Default: none, the advisories of this account.
+	AdvisoryPrefix string
+
 	// Replicas is how many servers keep a stream that Setup creates. Default 1.
 	Replicas int
 
@@ -99,6 +104,13 @@ func (c Config) validate() error {
 			return fmt.Errorf("dlq: Prefix is %q, want a subject without blanks, wildcards or empty tokens", c.Prefix)
 		}
 	}
+	if c.AdvisoryPrefix != "" {
+		for _, token := range strings.Split(c.AdvisoryPrefix, ".") {
+			if !validName(token) || strings.HasPrefix(token, "$") {
+				return fmt.Errorf("dlq: AdvisoryPrefix is %q, want a subject without blanks, wildcards, empty tokens or a $", c.AdvisoryPrefix)
+			}
+		}
+	}
 	if strings.HasPrefix(c.Prefix, "$") {
 		return fmt.Errorf("dlq: Prefix is %q, want one without a leading $, which is the server's", c.Prefix)
 	}
@@ -118,6 +130,18 @@ func (c Config) validate() error {
 		return fmt.Errorf("dlq: KeepClosed is %v, want at least the %v that advisories live", c.KeepClosed, advisoriesMaxAge)
 	}
 	return nil
+}
+
+// maxDeliveries and terminated are the subjects of the advisories, without stream
+// and consumer.
+func (c Config) maxDeliveries() string { return c.advisorySubject(maxDeliveriesSubject) }
+func (c Config) terminated() string    { return c.advisorySubject(terminatedSubject) }
+
+func (c Config) advisorySubject(subject string) string {
+	if c.AdvisoryPrefix == "" {
+		return subject
+	}
+	return c.AdvisoryPrefix + "." + subject
 }
 
 // validName reports whether s can be the name of a stream or consumer, which

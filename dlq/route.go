@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -21,7 +22,7 @@ func (p *postponed) Error() string { return p.why }
 // handle parks what one advisory is about and settles the advisory. On an error
 // the advisory is still pending.
 func (r *Router) handle(ctx context.Context, m jetstream.Msg, log *slog.Logger) error {
-	a, err := parseAdvisory(m.Subject(), m.Data())
+	a, err := r.letters.cfg.parseAdvisory(m.Subject(), m.Data())
 	if err == nil {
 		err = r.park(ctx, a)
 	}
@@ -44,10 +45,9 @@ func (r *Router) park(ctx context.Context, a advisory) error {
 	if a.Type == typeTerminated && removalReasons[a.Reason] {
 		return &rejected{"the message was removed, not given up"}
 	}
-	s := r.letters
 	// Looked up each time: the answer decides whether a sequence means the
 	// message the advisory is about.
-	st, err := s.js.Stream(ctx, a.Stream)
+	st, err := r.events.js.Stream(ctx, a.Stream)
 	if err != nil {
 		return fmt.Errorf("look up event stream %s: %w", a.Stream, err)
 	}
@@ -59,7 +59,7 @@ func (r *Router) park(ctx context.Context, a advisory) error {
 		return &rejected{"the stream was created after it"}
 	}
 	f := a.failure()
-	m, err := s.get(ctx, a.Stream, getRequest{Seq: a.StreamSeq})
+	m, err := r.events.get(ctx, a.Stream, getRequest{Seq: a.StreamSeq})
 	switch {
 	case errors.Is(err, jetstream.ErrMsgNotFound):
 		return r.parkGone(ctx, f, info)
@@ -68,18 +68,24 @@ func (r *Router) park(ctx context.Context, a advisory) error {
 	case m.time.After(a.Timestamp):
 		return &rejected{"the message was stored after it"}
 	}
+	return r.parkMessage(ctx, st, f, m)
+}
+
+// parkMessage stores the letter of a failed message, then removes the message
+// where its stream would keep it for ever.
+func (r *Router) parkMessage(ctx context.Context, st jetstream.Stream, f jetbox.Failure, m *record) error {
 	f.Stored, f.Subject, f.Header, f.Payload = m.time, m.subject, m.header, m.data
 	if m.badHeader {
 		f.Err = joinError(f.Err, "headers cannot be decoded")
 	}
-	l, _, err := s.report(ctx, f, StateOpen)
+	l, _, err := r.letters.report(ctx, f, StateOpen)
 	if err != nil {
 		return err
 	}
-	if info.Config.Retention == jetstream.LimitsPolicy || l.PayloadMissing {
+	if st.CachedInfo().Config.Retention == jetstream.LimitsPolicy || l.PayloadMissing {
 		return nil
 	}
-	return r.removeOriginal(ctx, st, a, m.subject)
+	return r.removeOriginal(ctx, st, f)
 }
 
 // parkGone deals with a failed message that nobody can read any more. Whoever
@@ -113,55 +119,42 @@ func (r *Router) parkGone(ctx context.Context, f jetbox.Failure, info *jetstream
 // which would keep it for ever. It never deletes on doubt: an advisory proves
 // nothing, so every consumer that wants the subject must be past the message,
 // and the one that failed must be among them.
-func (r *Router) removeOriginal(ctx context.Context, st jetstream.Stream, a advisory, subject string) error {
+func (r *Router) removeOriginal(ctx context.Context, st jetstream.Stream, f jetbox.Failure) error {
+	consumers, err := listConsumers(ctx, st)
+	if err != nil {
+		return err
+	}
 	var there bool
 	var busy []string
-	consumers := st.ListConsumers(ctx)
-	for c := range consumers.Info() { // to its end, or nats.go 1.55 leaks a goroutine
+	for _, c := range consumers {
 		switch {
-		case !wants(c.Config, subject):
-		case !past(c, a.StreamSeq):
+		case !wants(c.Config, f.Subject):
+		case !past(c, f.Seq):
 			busy = append(busy, c.Name)
-		case c.Name == a.Consumer:
+		case c.Name == f.Consumer:
 			there = true
 		}
 	}
-	err := consumers.Err()
 	switch {
-	case err != nil:
-		return fmt.Errorf("list consumers of stream %s: %w", a.Stream, err)
 	case len(busy) > 0:
-		return &postponed{fmt.Sprintf("message %d may still be handled by %s", a.StreamSeq, strings.Join(busy, ", "))}
+		return &postponed{fmt.Sprintf("message %d may still be handled by %s", f.Seq, strings.Join(busy, ", "))}
 	case !there:
 		return nil // deleted meanwhile: whoever takes its place gets the message
 	}
-	err = r.letters.remove(ctx, a.Stream, a.StreamSeq)
+	err = r.events.remove(ctx, f.Stream, f.Seq)
 	if err == nil {
 		return nil
 	}
-	_, readErr := r.letters.get(ctx, a.Stream, getRequest{Seq: a.StreamSeq})
+	_, readErr := r.events.get(ctx, f.Stream, getRequest{Seq: f.Seq})
 	if errors.Is(readErr, jetstream.ErrMsgNotFound) {
 		return nil // another router was faster
 	}
-	return fmt.Errorf("remove message %d of stream %s: %w", a.StreamSeq, a.Stream, err)
+	return fmt.Errorf("remove message %d of stream %s: %w", f.Seq, f.Stream, err)
 }
 
 func wants(c jetstream.ConsumerConfig, subject string) (yes bool) {
-	filters := c.FilterSubjects
-	if c.FilterSubject != "" {
-		filters = append(filters, c.FilterSubject)
-	}
-	for _, f := range filters {
-		if covers(f, subject) {
-			return true
-		}
-	}
-	return len(filters) == 0
+	return slices.ContainsFunc(filtersOf(c), func(filter string) bool { return covers(filter, subject) })
 }
 
-// past reports whether a consumer will not deliver the message any more. An
-// exhausted message is no longer pending, and the ack floor passes it with the
-// next ack.
-func past(c *jetstream.ConsumerInfo, seq uint64) (done bool) {
-	return c.AckFloor.Stream >= seq || c.Delivered.Stream >= seq && c.NumAckPending == 0
-}
+// past reports whether a consumer will not deliver the message any more.
+func past(c *jetstream.ConsumerInfo, seq uint64) (done bool) { return doneUpTo(c) >= seq }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -18,6 +20,8 @@ const (
 	// routerPrefetch is few: an advisory in the buffer of a router that is
 	// killed waits for the ack wait.
 	routerPrefetch = 16
+
+	defaultSweepEvery = time.Minute
 )
 
 // RouterConfig tunes a [Router]. Only EventStream is mandatory.
@@ -25,19 +29,35 @@ type RouterConfig struct {
 	// EventStream is the stream whose consumers' failures are parked.
 	EventStream string
 
+	// Events reaches the event stream where the letters' connection does not:
+	// in another account, through an imported API (jetstream.NewWithAPIPrefix).
+	// The caller closes it. Default: as the letters.
+	Events jetstream.JetStream
+
 	// Durable is the consumer on the advisory stream, which all routers of the
-	// event stream share. Default "router-" and the event stream's name.
+	// event stream share. Default "router-" and the event stream's name, with
+	// Config.AdvisoryPrefix between them.
 	Durable string
 
 	// Backoff and MaxBackoff bound the growing delay after which an advisory
 	// that could not be parked is tried again. Default 1s and 1m.
 	Backoff    time.Duration
 	MaxBackoff time.Duration
+
+	// SweepEvery is how often a work-queue or interest stream is searched for
+	// exhausted messages that no advisory told of. Default 1m.
+	SweepEvery time.Duration
 }
 
-func (c RouterConfig) withDefaults() RouterConfig {
+func (c RouterConfig) withDefaults(advisoryPrefix string) RouterConfig {
 	if c.Durable == "" {
 		c.Durable = "router-" + c.EventStream
+		if advisoryPrefix != "" {
+			c.Durable = "router-" + strings.ReplaceAll(advisoryPrefix, ".", "-") + "-" + c.EventStream
+		}
+	}
+	if c.SweepEvery == 0 {
+		c.SweepEvery = defaultSweepEvery
 	}
 	if c.Backoff == 0 {
 		c.Backoff = time.Second
@@ -59,16 +79,21 @@ func (c RouterConfig) validate() error {
 		return fmt.Errorf("dlq: router: Backoff is %v and MaxBackoff %v, want positive durations, the second at least the first",
 			c.Backoff, c.MaxBackoff)
 	}
+	if c.SweepEvery < 0 {
+		return fmt.Errorf("dlq: router: SweepEvery is %v, want a positive duration", c.SweepEvery)
+	}
 	return nil
 }
 
 // Router parks what consumers could not report themselves: messages whose
 // handler died, and those of consumers not written with this library. It reads
 // the captured advisories of one event stream, and settles one only after the
-// broker has the letter. Any number of routers, in any processes, share the
-// work. A Router is used by one Run at a time.
+// broker has the letter. A work-queue or interest stream it also searches for
+// exhausted messages whose advisory was lost. Any number of routers, in any
+// processes, share the work. A Router is used by one Run at a time.
 type Router struct {
 	letters *Letters
+	events  *Letters // reads and removes on the event stream
 	cfg     RouterConfig
 	delay   delay.Policy
 }
@@ -78,19 +103,26 @@ func NewRouter(letters *Letters, cfg RouterConfig) (*Router, error) {
 	if letters == nil {
 		return nil, errors.New("dlq: router: no letters given")
 	}
-	cfg = cfg.withDefaults()
+	cfg = cfg.withDefaults(letters.cfg.AdvisoryPrefix)
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Router{letters: letters, cfg: cfg, delay: delay.Policy{Initial: cfg.Backoff, Max: cfg.MaxBackoff}}, nil
+	r := &Router{letters: letters, events: letters, cfg: cfg, delay: delay.Policy{Initial: cfg.Backoff, Max: cfg.MaxBackoff}}
+	if cfg.Events != nil {
+		r.events = &Letters{js: cfg.Events, cfg: letters.cfg}
+	}
+	return r, nil
 }
 
-// Run routes advisories until ctx is canceled, and returns nil then. Whatever
+// Run routes advisories and sweeps until ctx is canceled, and returns nil then. Whatever
 // the broker refuses or does not answer is tried again, with growing delays: an
 // advisory stays on its stream until its letter is stored. The durable consumer
 // is created when missing and otherwise used as it is.
 func (r *Router) Run(ctx context.Context) error {
 	log := r.letters.cfg.Logger.With(slog.String("stream", r.cfg.EventStream), slog.String("consumer", r.cfg.Durable))
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { r.sweepLoop(ctx, log) })
 	var said string // the last failure that was logged, until the router has worked for a while
 	for failures := 0; ctx.Err() == nil; {
 		began := time.Now()
@@ -177,7 +209,7 @@ func (r *Router) consumer(ctx context.Context) (jetstream.Consumer, error) {
 		c, err = js.CreateConsumer(ctx, stream, jetstream.ConsumerConfig{
 			Durable:       r.cfg.Durable,
 			Description:   "Dead-letter router of stream " + r.cfg.EventStream,
-			FilterSubject: "$JS.EVENT.ADVISORY.CONSUMER.*." + r.cfg.EventStream + ".>",
+			FilterSubject: r.letters.cfg.advisorySubject(anyAdvisorySubject) + "." + r.cfg.EventStream + ".>",
 			DeliverPolicy: jetstream.DeliverAllPolicy,
 			AckPolicy:     jetstream.AckExplicitPolicy,
 			AckWait:       routerAckWait,

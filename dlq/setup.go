@@ -16,6 +16,7 @@ const (
 
 	maxDeliveriesSubject = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
 	terminatedSubject    = "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED"
+	anyAdvisorySubject   = "$JS.EVENT.ADVISORY.CONSUMER.*"
 )
 
 // Setup creates the dead-letter stream and the advisory stream where they are
@@ -89,7 +90,7 @@ func (s *Letters) advisoriesConfig() jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name:              s.cfg.Advisories,
 		Description:       "Advisories about exhausted and terminated messages",
-		Subjects:          []string{maxDeliveriesSubject + ".>", terminatedSubject + ".>"},
+		Subjects:          []string{s.cfg.maxDeliveries() + ".>", s.cfg.terminated() + ".>"},
 		Retention:         jetstream.LimitsPolicy,
 		Storage:           jetstream.FileStorage,
 		Discard:           jetstream.DiscardOld,

@@ -53,6 +53,9 @@ func TestConfigIsChecked(t *testing.T) {
 		{Prefix: "dlq.>"},
 		{Prefix: "d q"},
 		{Prefix: "$dlq"},
+		{AdvisoryPrefix: "app."},
+		{AdvisoryPrefix: "app.>"},
+		{AdvisoryPrefix: "$JS"},
 		{Replicas: -1},
 		{Grace: -1},
 		{Advisories: "*"},
@@ -62,8 +65,8 @@ func TestConfigIsChecked(t *testing.T) {
 			t.Errorf("validate(%+v) = %v, want an error", c, err)
 		}
 	}
-	for _, c := range []RouterConfig{{}, {EventStream: "a.b"}, {EventStream: "S", Backoff: -1}, {EventStream: "S", Backoff: time.Hour}, {EventStream: "S", Durable: "a b"}} {
-		if err := c.withDefaults().validate(); err == nil {
+	for _, c := range []RouterConfig{{}, {EventStream: "a.b"}, {EventStream: "S", Backoff: -1}, {EventStream: "S", Backoff: time.Hour}, {EventStream: "S", Durable: "a b"}, {EventStream: "S", SweepEvery: -1}} {
+		if err := c.withDefaults("").validate(); err == nil {
 			t.Errorf("validate(%+v) = nil, want an error", c)
 		}
 	}
