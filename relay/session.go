@@ -189,8 +189,8 @@ func (s *session) claim(inHand []int64) ([]jetbox.Row, error) {
 	return rows, err
 }
 
-// resize makes the next batch larger while there is a backlog: each costs a
-// transaction or two that are synced, whatever is in it.
+// resize makes the next batch larger while there is a backlog: each costs some
+// statements and a sync, whatever is in it.
 func (s *session) resize(claimed int) {
 	if claimed < s.size {
 		s.size = s.cfg.Batch

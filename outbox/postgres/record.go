@@ -16,6 +16,10 @@ const recordBatch = 2000
 // Record writes what became of claimed rows, and shrinks the claims to
 // what is unresolved. Only rows that are still pending change, so repeating it is
 // harmless. No row is touched that no outcome names.
+//
+// It waits for no sync of its own. A crash of the server that takes a record back
+// leaves the rows in their claim, of unknown outcome, as a crash before it would; the
+// next claim is synced, and with it all records before.
 func (s *Store) Record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Outcome) error {
 	outcomes, unsent := outbox.SplitUnsent(outcomes)
 	for len(outcomes)+len(unsent) > 0 {
@@ -69,7 +73,7 @@ func (s *Store) record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Ou
 	if err != nil {
 		return err
 	}
-	b := newSyncBatch("off")
+	b := newUnsyncedBatch()
 	s.fence(b, l)
 	for g, outcomes := range sorted.published {
 		s.queuePublished(b, l, g, outcomes)

@@ -247,11 +247,16 @@ const relaySettings = `SELECT set_config('lock_timeout', $1, true), set_config('
 	set_config('synchronous_commit', $3, true), set_config('jit', 'off', true),
 	set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_mergejoin', 'off', true)`
 
-func newBatch() *batch { return newSyncBatch("on") }
+// newBatch returns an empty batch whose commit is synced to disk.
+func newBatch() *batch { return batchWith("on") }
 
-func newSyncBatch(sync string) *batch {
+// newUnsyncedBatch returns an empty batch that is visible at once, and that a crash of
+// the server may take back as long as no later commit has been synced.
+func newUnsyncedBatch() *batch { return batchWith("off") }
+
+func batchWith(syncCommit string) *batch {
 	b := new(batch)
-	b.Queue(relaySettings, millis(lockTimeout), millis(opTimeout), sync)
+	b.Queue(relaySettings, millis(lockTimeout), millis(opTimeout), syncCommit)
 	return b
 }
 

@@ -20,7 +20,13 @@ const (
 
 	// aloneBatch is the same for a file nobody else writes: then there is no
 	// pause either.
-	aloneBatch = 1000
+	aloneBatch = 2000
+
+	// After so many pages in the WAL file a commit of the relay's copies them to the
+	// database file. Where others write it does so before theirs would: by default
+	// they do at 1000, and a writer should not wait for what the relay has written.
+	crowdedPages = 400
+	alonePages   = 4000
 )
 
 // Record writes what became of claimed rows, in transactions that leave other
@@ -66,8 +72,9 @@ func (s *Store) alone() (alone bool) {
 // leaveRoom waits until other writers have had their pause after the relay's last
 // transaction, whatever kind it was.
 func (s *Store) leaveRoom(ctx context.Context) error {
-	if s.alone() {
-		return nil
+	alone := s.alone()
+	if err := s.setCheckpoint(ctx, alone); err != nil || alone {
+		return err
 	}
 	s.mu.Lock()
 	left := pause - time.Since(s.wroteAt)
@@ -76,6 +83,23 @@ func (s *Store) leaveRoom(ctx context.Context) error {
 		return nil
 	}
 	return sleep(ctx, left)
+}
+
+// setCheckpoint sees to it that the relay's connection copies the WAL file in time.
+func (s *Store) setCheckpoint(ctx context.Context, alone bool) error {
+	pages := crowdedPages
+	if alone {
+		pages = alonePages
+	}
+	s.mu.Lock()
+	same := s.checkpoint == pages
+	s.checkpoint = pages
+	s.mu.Unlock()
+	if same {
+		return nil
+	}
+	_, err := s.relay.ExecContext(ctx, fmt.Sprintf("PRAGMA wal_autocheckpoint = %d", pages))
+	return err
 }
 
 // wrote notes the end of a transaction of the relay's.
@@ -143,7 +167,7 @@ func (s *Store) record(ctx context.Context, tx *sql.Tx, outcomes []jetbox.Outcom
 // makes, and half the cost of a statement per row. It is no range that could
 // cover a row nobody named.
 func (s *Store) recordPublished(ctx context.Context, tx *sql.Tx, outcomes []jetbox.Outcome, now int64) error {
-	stmt, err := tx.PrepareContext(ctx, s.sql(`UPDATE OR FAIL "{t}" SET status = 'PUBLISHED', published_at = ?1, stream = ?2,
+	stmt, err := tx.PrepareContext(ctx, s.sql(`UPDATE "{t}" SET status = 'PUBLISHED', published_at = ?1, stream = ?2,
 		stream_seq = ?3 + (id - ?4), last_error = NULL, hold = 0 WHERE id BETWEEN ?4 AND ?5 AND status = 'PENDING'`))
 	if err != nil {
 		return err

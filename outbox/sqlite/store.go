@@ -43,13 +43,14 @@ type Store struct {
 	path   string      // absolute
 	opened os.FileInfo // what stood there then
 
-	mu       sync.Mutex // guards what follows
-	seen     observedLease
-	changes  int64     // the file's last data_version, as the relay's connection sees it
-	activeAt time.Time // when it last moved
-	wroteAt  time.Time // when the relay's last transaction ended
-	pruned   int64     // where the last prune stopped looking
-	swept    time.Time // when stranded rows were last looked for
+	mu         sync.Mutex // guards what follows
+	seen       observedLease
+	changes    int64     // the file's last data_version, as the relay's connection sees it
+	activeAt   time.Time // when it last moved
+	wroteAt    time.Time // when the relay's last transaction ended
+	checkpoint int       // pages in the WAL file after which the relay copies them
+	pruned     int64     // where the last prune stopped looking
+	swept      time.Time // when stranded rows were last looked for
 }
 
 // Open opens the file. It does not create the tables ([Store.Migrate] does), nor

@@ -15,8 +15,8 @@ const (
 	// its 10 s, and some polls.
 	idleFor = 4 * time.Second
 
-	// settleFor lets what was begun before come to rest.
-	settleFor = 500 * time.Millisecond
+	// settleFor lets what was begun before come to rest, and a relay become idle.
+	settleFor = 6 * time.Second
 )
 
 // idle measures the whole process: with a relay, and before that without, so that
