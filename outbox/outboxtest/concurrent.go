@@ -235,7 +235,8 @@ func relayRows(ctx context.Context, t *testing.T, s Store, owner string, c *chec
 	for ctx.Err() == nil && !t.Failed() {
 		if !lease.Held || rng.IntN(4) == 0 {
 			l, err := s.Acquire(ctx, jetbox.Candidate{Owner: owner, Length: shortLease})
-			if err != nil && ctx.Err() == nil {
+			// On a busy machine the other one can take over between the two steps.
+			if err != nil && ctx.Err() == nil && !errors.Is(err, jetbox.ErrLeaseLost) {
 				t.Errorf("%s: %v", owner, err)
 			}
 			if lease = l; !l.Held {

@@ -46,29 +46,34 @@ func (s *Store) claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]je
 		return nil, err
 	}
 	s.tidy(ctx)
+	shards := s.claimable()
+	if len(ask.InHand) == 0 {
+		if idle, err := s.idle(ctx, shards); err != nil || idle {
+			return nil, err
+		}
+	}
 	ask.Limit = s.fitting(ask.Limit)
 	for {
-		q, err := s.look(ctx, l, ask, nil)
+		c, err := s.look(ctx, l, shards, ask, nil)
 		if err != nil {
 			return nil, err
 		}
 		var woken bool
-		if q.due {
-			if woken, err = s.wakeDue(ctx, l, q.at); err == nil && woken {
-				q, err = s.look(ctx, l, ask, &q.at)
+		if c.due {
+			if woken, err = s.wakeDue(ctx, l, c.at); err == nil && woken {
+				c, err = s.look(ctx, l, shards, ask, &c.at)
 			}
 			if err != nil {
 				return nil, err
 			}
 		}
-		if len(q.ids) == 0 {
-			return nil, nil
-		}
-		c, err := s.tryClaim(ctx, l, ask, q)
-		if err != nil {
+		if err := s.insertClaim(ctx, l, ask, c); err != nil {
 			return nil, err
 		}
-		moved, err := s.putToSleep(ctx, l, q.of, c)
+		moved, err := s.putToSleep(ctx, l, shards, c)
+		if err == nil && c.incomplete(ask) {
+			moved, err = s.dropGone(ctx, l, ask.InHand)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -76,6 +81,7 @@ func (s *Store) claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]je
 		// that have now been put to sleep, or is being woken in turns.
 		if len(c.rows) > 0 || (!moved && !woken) {
 			s.worked(len(c.rows) > 0)
+			s.fits(c)
 			return c.rows, nil
 		}
 	}
@@ -118,18 +124,26 @@ func (s *Store) claimable() []int16 {
 	return append([]int16{}, shards...)
 }
 
-// look is the beginning of the queue, of the relay's own shards and without what
-// is in hand.
-type look struct {
-	of       []int16   // the shards asked for; nil stands for all
-	at       time.Time // the moment, by the database, that decides what is due
-	ids      []int64 // ascending
-	shards   []int16 // of each
-	due      bool    // the time of some row has come, which may have to be woken
-	standing []standing
+// claimed is what a look into the queue has found: rows that may go, and others.
+type claimed struct {
+	at  time.Time // the moment, by the database, that decides what is due
+	due bool      // the time of some row has come, which may have to be woken
+
+	rows                 []jetbox.Row
+	later, behind, stale []int64 // ids of rows that are to leave the queue, by reason
+	sent                 []int64 // of these, what was claimed before
+
+	read   int  // so many rows were read
+	queued int  // of so many that were found
+	cut    bool // there was no room for all
+
+	standing    []standing
+	earlier     outboxrow.Claims
+	first, last int64   // of the rows that are in no claim yet
+	shards      []int16 // of these rows
 }
 
-// standing is a claim that may cover some of the rows found.
+// standing is a claim that the database has.
 type standing struct {
 	First, Last int64
 	Shards      []int16
@@ -137,58 +151,157 @@ type standing struct {
 	Before      json.RawMessage
 }
 
-// lookSQL returns the statement that reads the beginning of the queue, of all shards
-// or of those in $5, less the rows in $3, at the moment $4 or now. Nothing of the outbox itself is read, and
-// a relay with nothing to do costs no write.
-func (s *Store) lookSQL(allShards bool, n int) string {
+// stateSQL says whether the lease holds, which moment this is ($3 or now), whether some
+// row is due by then, and which claims there are, the oldest first.
+const stateSQL = `SELECT ` + fenced + `, coalesce($3, now()),
+	coalesce((SELECT w.due FROM {wait} w WHERE w.due IS NOT NULL ORDER BY w.due LIMIT 1) <= coalesce($3, now()), false),
+	(SELECT json_agg(json_build_object('first', c.first, 'last', c.last, 'shards', c.shards, 'before', c.before,
+			'age', (extract(epoch FROM clock_timestamp() - c.claimed_at) * 1000000)::bigint) ORDER BY c.id)
+		FROM {claim} c)`
+
+// readSQL returns the statement that reads the first rows of the queue as of the moment
+// $2, of all shards or of those in $4, less those in $3, as far as they have room in a
+// claim. It is one statement: between two, a row that holds up its key could move
+// from those that wait into the queue, and be in neither. {n} is a constant for the
+// planner.
+func (s *Store) readSQL(allShards bool, n int) string {
 	first := `SELECT id, shard FROM {queue} WHERE id <> ALL($3::bigint[]) AND ` + notRecalling + ` ORDER BY id LIMIT {n}`
 	if !allShards {
-		first = `SELECT q.id, m.shard FROM unnest($5::smallint[]) AS m (shard) CROSS JOIN LATERAL (
+		first = `SELECT q.id, m.shard FROM unnest($4::smallint[]) AS m (shard) CROSS JOIN LATERAL (
 				SELECT id FROM {queue} WHERE shard = m.shard AND id <> ALL($3::bigint[]) ORDER BY id LIMIT {n}) q
 			WHERE ` + notRecalling + ` ORDER BY q.id LIMIT {n}`
 	}
-	return s.sql(strings.ReplaceAll(`WITH first AS MATERIALIZED (`+first+`),
-		own AS MATERIALIZED (
-			SELECT array_agg(id) AS ids, array_agg(shard) AS shards, min(id) AS lowest, max(id) AS highest FROM first
-			WHERE shard = ANY (ARRAY(SELECT s.shard FROM {shard} s WHERE s.owner = $1)))
-		SELECT `+fenced+`, ids, shards, coalesce($4, now()),
-			coalesce((SELECT w.due FROM {wait} w WHERE w.due IS NOT NULL ORDER BY w.due LIMIT 1) <= coalesce($4, now()), false),
-			(SELECT json_agg(json_build_object('first', c.first, 'last', c.last, 'shards', c.shards, 'before', c.before,
-					'age', (extract(epoch FROM clock_timestamp() - c.claimed_at) * 1000000)::bigint) ORDER BY c.id)
-				FROM {claim} c WHERE c.last >= own.lowest AND c.first <= own.highest)
-		FROM own`, "{n}", fmt.Sprint(n)))
+	return s.sql(strings.NewReplacer("{n}", fmt.Sprint(n), "{bytes}", fmt.Sprint(claimBytes)).Replace(`WITH first AS MATERIALIZED (` + first + `),
+		own AS MATERIALIZED (SELECT id FROM first WHERE shard = ANY (ARRAY(SELECT s.shard FROM {shard} s WHERE s.owner = $1)))
+		SELECT (SELECT count(*) FROM own), o.status <> 'PENDING', ` + isLater + `, ` + isBehind + `, ` + isOvertaking + `,
+			o.attempts = 0 AND o.last_error IS NULL, {fn_shard}(o.aggregate_type, o.aggregate_id, o.id), ` + eventColumns + `
+		FROM (SELECT o.*, coalesce(sum(octet_length(o.payload)) OVER (ORDER BY o.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS bytes
+			FROM {outbox} o WHERE o.id = ANY (ARRAY(SELECT id FROM own))) o
+		WHERE o.bytes < {bytes} ORDER BY o.id`))
 }
 
-func (s *Store) look(ctx context.Context, l jetbox.Lease, ask jetbox.Ask, at *time.Time) (*look, error) {
-	q := &look{of: s.claimable()}
-	args := []any{l.Owner, l.Epoch, ask.InHand, at}
-	if q.of != nil {
-		args = append(args, q.of)
-	}
+// look reads the beginning of the queue and decides what may go, without a write.
+func (s *Store) look(ctx context.Context, l jetbox.Lease, shards []int16, ask jetbox.Ask, at *time.Time) (*claimed, error) {
+	c := &claimed{rows: make([]jetbox.Row, 0, ask.Limit)}
 	b := newBatch()
-	b.Queue(s.lookSQL(q.of == nil, ask.Limit), args...).QueryRow(func(row pgx.Row) error {
+	b.Queue(s.sql(stateSQL), l.Owner, l.Epoch, at).QueryRow(func(row pgx.Row) error {
 		var held bool
-		err := row.Scan(&held, &q.ids, &q.shards, &q.at, &q.due, &q.standing)
+		err := row.Scan(&held, &c.at, &c.due, &c.standing)
 		if err == nil && !held {
 			err = jetbox.ErrLeaseLost
 		}
 		return err
 	})
-	return q, s.send(ctx, b)
+	args := []any{l.Owner, at, ask.InHand}
+	if shards != nil {
+		args = append(args, shards)
+	}
+	b.Queue(s.readSQL(shards == nil, ask.Limit), args...).Query(c.take)
+	return c, s.send(ctx, b)
 }
 
-// earlier returns, for each row found, the oldest claim that covers it, nil for none.
-func (q *look) earlier() []*standing {
-	of := make([]*standing, len(q.ids))
-	for i, id := range q.ids {
-		for j := range q.standing {
-			if c := &q.standing[j]; c.First <= id && id <= c.Last && slices.Contains(c.Shards, q.shards[i]) {
-				of[i] = c
-				break
+// incomplete reports that rows of the queue have none in the outbox any more. When none
+// at all has come, that is not known; a relay with nothing in hand then makes sure.
+func (c *claimed) incomplete(ask jetbox.Ask) (incomplete bool) {
+	return !c.cut && (c.read < c.queued || c.read == 0 && len(ask.InHand) == 0)
+}
+
+// take sorts out the rows that come, lowest id first.
+func (c *claimed) take(rows pgx.Rows) error {
+	defer rows.Close()
+	var (
+		r                                           record
+		settled, later, behind, overtaking, untried bool
+		shard                                       int16
+	)
+	into := append([]any{&c.queued, &settled, &later, &behind, &overtaking, &untried, &shard}, r.eventFields()...)
+	for size := 0; rows.Next(); {
+		r = record{}
+		if err := rows.Scan(into...); err != nil {
+			return err
+		}
+		c.read++
+		size += len(r.Payload)
+		c.cut = size >= claimBytes
+		claim := c.claimOf(r.ID, shard)
+		fresh := untried && claim == nil
+		switch {
+		case settled: // marked by hand, and no longer the relay's
+			c.stale = append(c.stale, r.ID)
+			continue
+		case later:
+			c.later = append(c.later, r.ID)
+		case behind:
+			c.behind = append(c.behind, r.ID)
+		case !overtaking:
+			row := r.row()
+			row.Fresh = fresh
+			if claim == nil {
+				c.cover(r.ID, shard)
+			} else {
+				var err error
+				if row.Earlier, err = c.earlier.Of(time.Duration(claim.Age)*time.Microsecond, string(claim.Before)); err != nil {
+					return err
+				}
 			}
+			c.rows = append(c.rows, row)
+		}
+		if !fresh && (later || behind) {
+			c.sent = append(c.sent, r.ID)
 		}
 	}
-	return of
+	return rows.Err()
+}
+
+// claimOf returns the oldest claim that covers a row, nil for none.
+func (c *claimed) claimOf(id int64, shard int16) *standing {
+	for i := range c.standing {
+		if st := &c.standing[i]; st.First <= id && id <= st.Last && slices.Contains(st.Shards, shard) {
+			return st
+		}
+	}
+	return nil
+}
+
+// cover makes a row one of those to be claimed. Rows come lowest id first.
+func (c *claimed) cover(id int64, shard int16) {
+	if c.shards == nil {
+		c.first = id
+	}
+	c.last = id
+	if !slices.Contains(c.shards, shard) {
+		c.shards = append(c.shards, shard)
+	}
+}
+
+// mayClaim is whether rows of the shards in $3 may be claimed now: while the relay
+// holds the lock of the fence, nobody takes one away.
+const mayClaim = fenced + ` AND ` + notRecalling + ` AND NOT EXISTS (
+	SELECT FROM unnest($3::smallint[]) AS m (shard) WHERE NOT EXISTS (
+		SELECT FROM {shard} s WHERE s.shard = m.shard AND s.owner = $1))`
+
+const insertClaimSQL = `INSERT INTO {claim} (owner, shards, first, last, claimed_at, before)
+	SELECT $1, $3::smallint[], $4, $5, clock_timestamp(), $6::jsonb WHERE ` + mayClaim
+
+// insertClaim records a claim on the rows found that are in none, before any of them
+// is sent. When they may not be claimed any more, none is left.
+func (s *Store) insertClaim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask, c *claimed) error {
+	if len(c.shards) == 0 {
+		return nil
+	}
+	before, err := json.Marshal(append([]jetbox.Position{}, ask.Before...))
+	if err != nil {
+		return err
+	}
+	b := newBatch()
+	s.fence(b, l)
+	b.Queue(s.sql(insertClaimSQL), l.Owner, l.Epoch, c.shards, c.first, c.last, string(before)).Exec(func(tag pgconn.CommandTag) error {
+		if tag.RowsAffected() == 0 {
+			c.rows = nil
+		}
+		return nil
+	})
+	return s.send(ctx, b)
 }
 
 // wakeSQL moves rows whose time has come into the queue, whoever's shards they
@@ -228,7 +341,7 @@ const heldKeys = `(SELECT CASE WHEN count(*) <= 100 THEN array_agg(hash) END FRO
 // as the look and the waking of rows before it: a row that becomes due between two
 // statements would else hold its key back in one and not be woken in the other.
 const (
-	isLater = `coalesce(o.available_at > $2, false)`
+	isLater = `coalesce(o.available_at > coalesce($2, now()), false)`
 
 	// An earlier row of its key waits for a retry, is frozen, or is itself behind
 	// one.
@@ -240,137 +353,6 @@ const (
 	// A scheduled row of its key has become due: it is woken in the order of
 	// times, not of ids, so this one could pass it by.
 	isOvertaking = `coalesce(
-		EXISTS (SELECT FROM {wait} WHERE due <= $2) AND o.aggregate_id <> '' AND
-			EXISTS (SELECT FROM {wait} w WHERE w.hold = 1 AND {w has the key of o} AND w.due <= $2 AND w.id < o.id), false)`
+		EXISTS (SELECT FROM {wait} WHERE due <= coalesce($2, now())) AND o.aggregate_id <> '' AND
+			EXISTS (SELECT FROM {wait} w WHERE w.hold = 1 AND {w has the key of o} AND w.due <= coalesce($2, now()) AND w.id < o.id), false)`
 )
-
-// readSQL reads the rows in $1, as far as they have room in a claim.
-var readSQL = strings.ReplaceAll(`SELECT o.status <> 'PENDING', `+isLater+`, `+isBehind+`, `+isOvertaking+`,
-		o.attempts = 0 AND o.last_error IS NULL, `+eventColumns+`
-	FROM (SELECT o.*, coalesce(sum(octet_length(o.payload)) OVER (ORDER BY o.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS bytes
-		FROM {outbox} o WHERE o.id = ANY($1::bigint[])) o
-	WHERE o.bytes < {bytes} ORDER BY o.id`, "{bytes}", fmt.Sprint(claimBytes))
-
-// owned is whether the shards in $3 are all the relay's. While it holds the lock
-// of the fence, nobody takes one away.
-const owned = `NOT EXISTS (SELECT FROM unnest($3::smallint[]) AS m (shard) WHERE NOT EXISTS (
-	SELECT FROM {shard} s WHERE s.shard = m.shard AND s.owner = $1))`
-
-// mayClaim is whether rows of the shards in $3 may be claimed now.
-const mayClaim = fenced + ` AND ` + notRecalling + ` AND ` + owned
-
-const insertClaimSQL = `INSERT INTO {claim} (owner, shards, first, last, claimed_at, before)
-	SELECT $1, $3::smallint[], $4, $5, clock_timestamp(), $6::jsonb WHERE ` + mayClaim
-
-// claimed is what one try has found.
-type claimed struct {
-	may                  bool // or else nothing is claimed
-	rows                 []jetbox.Row
-	later, behind, stale []int64 // ids of rows that are to leave the queue, by reason
-	sent                 []int64 // of these, what was claimed before
-	read                 int     // so many rows were read
-	cut                  bool    // there was no room for all
-
-	q       *look
-	claims  []*standing // of each row in q
-	earlier outboxrow.Claims
-}
-
-// tryClaim reads the rows found, and records a claim for those that are in none.
-func (s *Store) tryClaim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask, q *look) (*claimed, error) {
-	before, err := json.Marshal(append([]jetbox.Position{}, ask.Before...))
-	if err != nil {
-		return nil, err
-	}
-	c := &claimed{q: q, claims: q.earlier(), rows: make([]jetbox.Row, 0, len(q.ids))}
-	b := newBatch()
-	s.fence(b, l)
-	b.Queue(s.sql(`SELECT `+mayClaim), l.Owner, l.Epoch, distinct(q.shards)).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&c.may)
-	})
-	b.Queue(s.sql(readSQL), q.ids, q.at).Query(c.take)
-	if first, last, shards := c.unclaimed(); len(shards) > 0 {
-		b.Queue(s.sql(insertClaimSQL), l.Owner, l.Epoch, shards, first, last, string(before))
-	}
-	if err := s.send(ctx, b); err != nil || !c.may {
-		return new(claimed), err
-	}
-	s.fits(c)
-	return c, nil
-}
-
-// unclaimed returns the range of the rows that no claim covers, and their shards.
-func (c *claimed) unclaimed() (first, last int64, shards []int16) {
-	for i, id := range c.q.ids {
-		if c.claims[i] != nil {
-			continue
-		}
-		if shards == nil {
-			first = id
-		}
-		last = id
-		if shard := c.q.shards[i]; !slices.Contains(shards, shard) {
-			shards = append(shards, shard)
-		}
-	}
-	return first, last, shards
-}
-
-func distinct(shards []int16) []int16 {
-	return slices.Compact(slices.Sorted(slices.Values(shards)))
-}
-
-// take sorts out the rows that come, lowest id first. One that was found and does
-// not come was deleted by hand, unless there was no room for it.
-func (c *claimed) take(rows pgx.Rows) error {
-	defer rows.Close()
-	if !c.may {
-		return nil
-	}
-	var (
-		r                                           record
-		settled, later, behind, overtaking, untried bool
-	)
-	into := append([]any{&settled, &later, &behind, &overtaking, &untried}, r.eventFields()...)
-	at, size := 0, 0
-	for rows.Next() {
-		r = record{}
-		if err := rows.Scan(into...); err != nil {
-			return err
-		}
-		for ; c.q.ids[at] < r.ID; at++ {
-			c.stale = append(c.stale, c.q.ids[at])
-		}
-		claim := c.claims[at]
-		at++
-		c.read++
-		size += len(r.Payload)
-		fresh := untried && claim == nil
-		switch {
-		case settled: // marked by hand, and no longer the relay's
-			c.stale = append(c.stale, r.ID)
-			continue
-		case later:
-			c.later = append(c.later, r.ID)
-		case behind:
-			c.behind = append(c.behind, r.ID)
-		case !overtaking:
-			row := r.row()
-			row.Fresh = fresh
-			if claim != nil {
-				var err error
-				if row.Earlier, err = c.earlier.Of(time.Duration(claim.Age)*time.Microsecond, string(claim.Before)); err != nil {
-					return err
-				}
-			}
-			c.rows = append(c.rows, row)
-		}
-		if !fresh && (later || behind) {
-			c.sent = append(c.sent, r.ID)
-		}
-	}
-	if c.cut = size >= claimBytes && at < len(c.q.ids); !c.cut {
-		c.stale = append(c.stale, c.q.ids[at:]...)
-	}
-	return rows.Err()
-}

@@ -208,8 +208,8 @@ func TestShardsOfAnOwnerWithoutALeaseAreFree(t *testing.T) {
 	exec(t, a.Store, `DELETE FROM outbox_relay`)
 	b.turn(time.Hour, false)
 	wantShards(t, a.Store, map[string]int{"b": 16})
-	if _, err := a.Claim(t.Context(), a.lease, jetbox.Ask{Limit: 10}); !errors.Is(err, jetbox.ErrLeaseLost) {
-		t.Errorf("Claim of nothing without a lease = %v, want ErrLeaseLost", err)
+	if _, err := a.Claim(t.Context(), a.lease, jetbox.Ask{Limit: 10}); err != nil {
+		t.Errorf("Claim with nothing to claim: %v", err)
 	}
 	add(t, b.Store, 1, "k")
 	if _, err := a.Claim(t.Context(), a.lease, jetbox.Ask{Limit: 10}); !errors.Is(err, jetbox.ErrLeaseLost) {

@@ -28,7 +28,7 @@ func (s *Store) putToSleep(ctx context.Context, l jetbox.Lease, shards []int16, 
 	if len(c.later)+len(c.behind)+len(c.stale) == 0 {
 		return false, nil
 	}
-	b := newBatch()
+	b := newUnsyncedBatch() // what is awake after a crash is put to sleep again
 	s.fence(b, l)
 	if len(c.sent) > 0 {
 		// With this they leave their claims: the next to claim them must not
@@ -50,6 +50,22 @@ func (s *Store) putToSleep(ctx context.Context, l jetbox.Lease, shards []int16, 
 	}
 	s.left(len(c.later) + len(c.behind) + len(c.stale))
 	return true, s.send(ctx, b)
+}
+
+// dropGone removes from the queue what has no pending row any more, deleted or marked
+// by hand. It looks at the first rows that are not in hand.
+func (s *Store) dropGone(ctx context.Context, l jetbox.Lease, hand []int64) (moved bool, err error) {
+	b := newUnsyncedBatch()
+	s.fence(b, l)
+	b.Queue(s.sql(`DELETE FROM {queue} q USING (SELECT id FROM {queue} WHERE id <> ALL($3::bigint[]) ORDER BY id LIMIT $4) f
+		WHERE q.id = f.id AND `+fenced+` AND NOT EXISTS (SELECT FROM {outbox} o WHERE o.id = f.id AND o.status = 'PENDING')`),
+		l.Owner, l.Epoch, hand, sleepBatch).Exec(func(tag pgconn.CommandTag) error {
+		moved = tag.RowsAffected() > 0
+		s.left(int(tag.RowsAffected()))
+		return nil
+	})
+	err = s.send(ctx, b)
+	return moved, err
 }
 
 // queueMoreSleep puts more rows to sleep without reading them, for a claim that

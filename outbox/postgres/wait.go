@@ -81,7 +81,7 @@ func (s *Store) Wait(ctx context.Context) error {
 			if !holds {
 				continue // nothing here is this relay's
 			}
-			if idle, err := s.idle(ctx, shards, []int64{}); err != nil {
+			if idle, err := s.idle(ctx, shards); err != nil {
 				return fmt.Errorf("watch outbox %q: %w", s.cfg.Table, err)
 			} else if !idle {
 				return nil
@@ -318,17 +318,17 @@ func (s *Store) hangUp() {
 	s.drop(l)
 }
 
-// idle asks without a write, so that a relay with nothing to do costs no sync. In
-// the order of an index: read in any other, a queue that has just been emptied is
-// read to its end.
-func (s *Store) idle(ctx context.Context, shards []int16, hand []int64) (idle bool, err error) {
-	const first = `(SELECT q.id FROM {queue} q WHERE q.id <> ALL($1::bigint[]) ORDER BY q.id LIMIT 1) IS NOT NULL`
-	const ofShards = `EXISTS (SELECT FROM unnest($2::smallint[]) AS m (shard)
-		WHERE (SELECT q.id FROM {queue} q WHERE q.shard = m.shard AND q.id <> ALL($1::bigint[]) ORDER BY q.id LIMIT 1) IS NOT NULL)`
+// idle asks without a write whether there is nothing to claim, so that a relay with
+// nothing to do costs little. In the order of an index: read in any other, a queue that
+// has just been emptied is read to its end.
+func (s *Store) idle(ctx context.Context, shards []int16) (idle bool, err error) {
+	const first = `(SELECT q.id FROM {queue} q ORDER BY q.id LIMIT 1) IS NOT NULL`
+	const ofShards = `EXISTS (SELECT FROM unnest($1::smallint[]) AS m (shard)
+		WHERE (SELECT q.id FROM {queue} q WHERE q.shard = m.shard ORDER BY q.id LIMIT 1) IS NOT NULL)`
 	const due = ` OR coalesce((SELECT w.due FROM {wait} w WHERE w.due IS NOT NULL ORDER BY w.due LIMIT 1) <= clock_timestamp(), false)`
-	query, args := first, []any{hand}
+	query, args := first, []any(nil)
 	if shards != nil {
-		query, args = ofShards, append(args, shards)
+		query, args = ofShards, []any{shards}
 	}
 	var work bool
 	err = s.do(ctx, func(ctx context.Context) error {
