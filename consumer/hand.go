@@ -22,6 +22,8 @@ type message struct {
 	suspect bool
 	// alone is one that goes into no batch with others.
 	alone bool
+	// again is that it was delivered before.
+	again bool
 	// pending is how many messages the server still had when it sent this one.
 	pending uint64
 
@@ -40,14 +42,6 @@ type message struct {
 	lapsed   bool      // its handler is overdue: no more in-progress signals
 	gone     bool      // no more in hand
 }
-
-// identity tells messages apart, also those of a stream that was created again.
-type identity struct {
-	seq    uint64
-	stored int64
-}
-
-func (m *message) identity() identity { return identity{m.d.StreamSeq, m.d.Stored.UnixNano()} }
 
 // place is where a message in hand is.
 type place int
@@ -76,12 +70,12 @@ func (m *message) attrs() []slog.Attr {
 // Safe for concurrent use.
 type hand struct {
 	mu       sync.Mutex
-	more     sync.Cond             // the queue has a message, or is closed
-	messages map[identity]*message // guarded by mu, as is everything below; what is to be kept alive
-	count    [places]int           // of messages, by their place
-	suspects int                   // of those ready or running
-	bytes    int                   // of those behind or at the gate
-	queue    []*message            // the ready ones
+	more     sync.Cond           // the queue has a message, or is closed
+	messages map[uint64]*message // guarded by mu, as is everything below; to be kept alive, by stream sequence
+	count    [places]int         // of messages, by their place
+	suspects int                 // of those ready or running
+	bytes    int                 // of those behind or at the gate
+	queue    []*message          // the ready ones
 	gate     []*message
 	lanes    map[string]*lane
 	crowded  int    // lanes with laneSize messages or more behind
@@ -117,7 +111,7 @@ const weight = 16
 func newHand(laneSize int) *hand {
 	h := &hand{
 		laneSize: laneSize,
-		messages: make(map[identity]*message),
+		messages: make(map[uint64]*message),
 		lanes:    make(map[string]*lane),
 		naks:     make(map[uint64]nak),
 		wake:     math.MaxInt,
@@ -138,12 +132,13 @@ func (h *hand) add(m *message, key string, gated bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m.reply, m.delivered, m.last = m.msg.Reply, m.d.NumDelivered, m.d.Last
-	if old := h.messages[m.identity()]; old != nil {
+	// A stream that was created again has other messages of the same sequence.
+	if old := h.messages[m.d.StreamSeq]; old != nil && old.d.Stored.Equal(m.d.Stored) {
 		old.reply, old.delivered, old.last = m.reply, m.delivered, m.last
 		old.alone = old.alone || m.alone
 		return
 	}
-	h.messages[m.identity()] = m
+	h.messages[m.d.StreamSeq] = m
 	h.size += (m.msg.Size() - h.size) / weight
 	if m.d.NumDelivered > 1 {
 		if h.naks[m.d.StreamSeq].delivered == m.d.NumDelivered-1 {
@@ -292,8 +287,8 @@ func (h *hand) remove(m *message) {
 
 // forget stops keeping a message alive: another delivery of it is a new one.
 func (h *hand) forget(m *message) {
-	if h.messages[m.identity()] == m {
-		delete(h.messages, m.identity())
+	if h.messages[m.d.StreamSeq] == m {
+		delete(h.messages, m.d.StreamSeq)
 	}
 }
 

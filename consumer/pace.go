@@ -106,7 +106,7 @@ func (p *pace) arrived(m *message, now time.Time) {
 	if !p.starting {
 		return
 	}
-	p.more = p.gated && m.d.NumDelivered > 1
+	p.more = p.gated && m.again
 	if m.d.StreamSeq <= p.floor {
 		p.back[m.d.StreamSeq] = struct{}{}
 	} else if !m.suspect && now.After(p.until) {

@@ -319,7 +319,7 @@ func (r *run) take(msg *nats.Msg) {
 	if md.NumDelivered == 1 {
 		r.fresh = now
 	}
-	m := &message{msg: msg, d: newDelivery(msg, md), pending: md.NumPending}
+	m := &message{msg: msg, d: newDelivery(msg, md), again: md.NumDelivered > 1, pending: md.NumPending}
 	maxDeliver := r.live.Load().maxDeliver // nothing was asked for before
 	m.d.Last = maxDeliver > 0 && m.d.NumDelivered >= uint64(maxDeliver)
 	m.alone = m.d.Last && r.cfg.DeadLetters != nil
