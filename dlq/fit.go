@@ -2,7 +2,6 @@ package dlq
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 	"unicode"
@@ -117,7 +116,8 @@ func headerSize(h nats.Header) int {
 
 // fit returns the letter with as much of the original as the broker takes: all
 // of it, or without some headers, or without the payload. A letter is never
-// refused for its size, because then nobody would ever hear of the failure.
+// refused for its size, because then nobody would ever hear of the failure. What
+// does not fit lies beside it: see fitWhole.
 func fit(l Letter, m limits) Letter {
 	l.Error = errorText(l.Error, maxError)
 	if m.takes(l) {
@@ -131,10 +131,7 @@ func fit(l Letter, m limits) Letter {
 	if t := trimHeaders(l, m); m.takes(t) {
 		return t
 	}
-	note := fmt.Sprintf("payload unavailable: %d bytes and the letter's headers exceed the broker's limit of %d",
-		len(l.Payload), m.message)
 	l.Payload, l.PayloadMissing = nil, true
-	l.Error = joinError(l.Error, note)
 	return trimHeaders(l, m)
 }
 
@@ -167,7 +164,6 @@ func trimHeaders(l Letter, m limits) Letter {
 	})
 	l.Header = kept
 	l.HeadersTrimmed = true
-	l.Error = joinError(l.Error, "some headers left out: they exceed the broker's limit")
 	for _, s := range sizes {
 		delete(kept, s.name)
 		if m.takes(l) {

@@ -78,8 +78,10 @@ type Letter struct {
 	Header  map[string][]string
 	Payload []byte
 
-	// PayloadMissing and HeadersTrimmed report that the letter could not hold
-	// all of the original; Error says why.
+	// PayloadMissing and HeadersTrimmed report that the letter does not hold all
+	// of the original. One that was only too large for the broker has the rest
+	// beside it, which Show and Replay put together again and a list does not; of
+	// one that was gone, Error says so.
 	PayloadMissing bool
 	HeadersTrimmed bool
 
@@ -106,6 +108,7 @@ type Letter struct {
 	Updated time.Time
 
 	replayFrom uint64
+	parts      string // hash and count of the parts that hold the original
 	keep       time.Duration
 }
 
@@ -182,6 +185,7 @@ func (l Letter) message() *nats.Msg {
 	if l.HeadersTrimmed {
 		missing = append(missing, missingHeaders)
 	}
+	optional(headerParts, l.parts, l.parts != "")
 	optional(headerMissing, strings.Join(missing, ", "), len(missing) > 0)
 	return m
 }
@@ -211,6 +215,7 @@ func newLetter(m *record, prefix string) Letter {
 	l.replayFrom, _ = strconv.ParseUint(h.Get(headerReplayFrom), 10, 64)
 	l.ReplaySeq, _ = strconv.ParseUint(h.Get(headerReplaySeq), 10, 64)
 	l.keep, _ = time.ParseDuration(h.Get(headerKeep))
+	l.parts = h.Get(headerParts)
 	missing := h.Get(headerMissing)
 	l.PayloadMissing = strings.Contains(missing, missingPayload)
 	l.HeadersTrimmed = strings.Contains(missing, missingHeaders)

@@ -210,10 +210,25 @@ func (e *conflictError) Unwrap() error { return jetbox.ErrLetterGone }
 // attempt of ours of unknown outcome is equal content taken for our own write:
 // two operators who start the same replay write equal messages.
 func (s *Letters) put(ctx context.Context, next Letter, expect uint64) (Letter, error) {
+	var parts []*record
+	if next.closed() {
+		parts, _ = s.readParts(ctx, next) // what cannot be read now stays until Prune
+	}
+	l, err := s.putMessage(ctx, next, expect)
+	if err == nil {
+		s.expireParts(ctx, l, parts)
+	}
+	return l, err
+}
+
+// keepClosed is for how long a closed letter is kept.
+func (s *Letters) keepClosed(l Letter) time.Duration { return max(s.cfg.KeepClosed, l.keep) }
+
+func (s *Letters) putMessage(ctx context.Context, next Letter, expect uint64) (Letter, error) {
 	m := next.message()
 	opts := []jetstream.PublishOpt{jetstream.WithExpectLastSequencePerSubject(expect)}
 	if next.closed() {
-		opts = append(opts, jetstream.WithMsgTTL(max(s.cfg.KeepClosed, next.keep)))
+		opts = append(opts, jetstream.WithMsgTTL(s.keepClosed(next)))
 	}
 	var unknown bool
 	for attempt := 1; ; attempt++ {

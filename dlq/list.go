@@ -268,7 +268,7 @@ func (s *Letters) Prune(ctx context.Context, before time.Time) (pruned int, err 
 			continue
 		}
 		// That sequence, not the subject: a letter opened since then has another.
-		err = s.remove(ctx, s.cfg.Stream, l.Seq)
+		err = s.removeLetter(ctx, l)
 		if err != nil && !hasCode(err, codeNoSuchSequence) {
 			return pruned, fmt.Errorf("prune letter %s: %w", l.ID, err)
 		}
@@ -279,9 +279,18 @@ func (s *Letters) Prune(ctx context.Context, before time.Time) (pruned int, err 
 	return pruned, nil
 }
 
-// Show returns one letter, whatever its state, or an error that wraps
-// jetbox.ErrLetterGone when there is none.
+// Show returns one letter, whatever its state and with what lies beside it, or an
+// error that wraps jetbox.ErrLetterGone when there is none.
 func (s *Letters) Show(ctx context.Context, id string) (Letter, error) {
+	l, err := s.find(ctx, id)
+	if err != nil {
+		return Letter{}, err
+	}
+	return s.assemble(ctx, l)
+}
+
+// find returns one letter as it is stored.
+func (s *Letters) find(ctx context.Context, id string) (Letter, error) {
 	if _, err := parseID(s.cfg.Prefix, id); err != nil {
 		return Letter{}, fmt.Errorf("show letter: %w", err)
 	}

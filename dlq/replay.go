@@ -44,7 +44,7 @@ func replayID(l Letter) string { return l.ID + replayInfix + strconv.Itoa(l.Repl
 // After any other error call Replay again. A letter whose replay the stream
 // refused is open again.
 func (s *Letters) Replay(ctx context.Context, id string) (Letter, error) {
-	l, err := s.Show(ctx, id)
+	l, err := s.find(ctx, id)
 	if err != nil {
 		return Letter{}, err
 	}
@@ -146,6 +146,10 @@ func (l Letter) inHand() (by bool) {
 // complete returns the letter with what it could not hold, read from the
 // original if the stream still has it.
 func (s *Letters) complete(ctx context.Context, l Letter) (Letter, error) {
+	l, err := s.assemble(ctx, l)
+	if err != nil {
+		return Letter{}, err
+	}
 	if !l.PayloadMissing && !l.HeadersTrimmed {
 		return l, nil
 	}
@@ -284,14 +288,18 @@ func (s *Letters) walk(ctx context.Context, stream, subject string, from, last u
 // Discard closes a letter for good and drops its payload. It returns an error
 // that wraps jetbox.ErrLetterGone for a letter that does not wait for a person.
 func (s *Letters) Discard(ctx context.Context, id string) (Letter, error) {
-	l, err := s.Show(ctx, id)
+	l, err := s.find(ctx, id)
 	if err != nil {
 		return Letter{}, err
 	}
 	if grace := s.graceOf(ctx); !l.waits(time.Now(), grace) {
 		return Letter{}, notNow(l, "discarded", grace)
 	}
-	l.State, l.Header, l.Payload = StateDiscarded, nil, nil
+	parts, err := s.readParts(ctx, l)
+	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
+		return Letter{}, fmt.Errorf("discard letter %s: %w", id, err)
+	}
+	l.State, l.Header, l.Payload, l.parts = StateDiscarded, nil, nil, ""
 	if st, err := s.js.Stream(ctx, l.Stream); err == nil { // it may be gone, or not to be asked
 		l.keep = keepFor(st.CachedInfo().Config)
 	}
@@ -299,6 +307,7 @@ func (s *Letters) Discard(ctx context.Context, id string) (Letter, error) {
 	if err != nil {
 		return Letter{}, fmt.Errorf("discard letter %s: %w", id, err)
 	}
+	s.removeParts(ctx, parts)
 	return l, nil
 }
 

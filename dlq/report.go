@@ -62,7 +62,7 @@ func (s *Letters) Withdraw(ctx context.Context, f jetbox.Failure) error {
 	}
 	// Deleting that one sequence, not the subject: a letter opened since then
 	// has another.
-	err = s.remove(ctx, s.cfg.Stream, l.Seq)
+	err = s.removeLetter(ctx, *l)
 	if err == nil {
 		return nil
 	}
@@ -95,11 +95,7 @@ func (s *Letters) report(ctx context.Context, f jetbox.Failure, state State) (l 
 		if !change {
 			return *current, false, nil
 		}
-		var expect uint64
-		if current != nil {
-			expect = current.Seq
-		}
-		l, err = s.put(ctx, fit(next, s.limits(size)), expect)
+		l, err = s.putWhole(ctx, next, current, size)
 		conflict, ok := errors.AsType[*conflictError](err)
 		switch {
 		case err == nil:
@@ -121,6 +117,25 @@ func (s *Letters) report(ctx context.Context, f jetbox.Failure, state State) (l 
 		}
 	}
 	return Letter{}, false, err
+}
+
+// putWhole stores what current, if there is one, becomes, with its original in
+// parts where it is too large. The parts come first: a letter that is there is
+// whole.
+func (s *Letters) putWhole(ctx context.Context, next Letter, current *Letter, maxMsgSize int32) (Letter, error) {
+	next, parts := fitWhole(next, s.limits(maxMsgSize))
+	if err := s.storeParts(ctx, next, parts); err != nil {
+		return Letter{}, err
+	}
+	if current == nil {
+		return s.put(ctx, next, 0)
+	}
+	if current.closed() && next.parts == current.parts && len(parts) == 0 {
+		if err := s.reopenParts(ctx, next); err != nil { // they were to expire with the closed letter
+			return Letter{}, err
+		}
+	}
+	return s.put(ctx, next, current.Seq)
 }
 
 func tooLarge(err error) (large bool) {
@@ -224,7 +239,7 @@ func merge(current *Letter, fresh Letter, replay int) (next Letter, change bool)
 	}
 	next.State, next.Reason, next.Time = fresh.State, fresh.Reason, fresh.Time
 	next.Error = fresh.Error
-	if current.PayloadMissing && !fresh.PayloadMissing {
+	if current.payloadLost() && !fresh.PayloadMissing {
 		next.Subject, next.Header, next.Payload = fresh.Subject, fresh.Header, fresh.Payload
 		next.PayloadMissing, next.HeadersTrimmed = false, fresh.HeadersTrimmed
 	}
@@ -232,5 +247,5 @@ func merge(current *Letter, fresh Letter, replay int) (next Letter, change bool)
 }
 
 func improves(fresh, current Letter) (better bool) {
-	return current.Error == "" && fresh.Error != "" || current.PayloadMissing && !fresh.PayloadMissing
+	return current.Error == "" && fresh.Error != "" || current.payloadLost() && !fresh.PayloadMissing
 }

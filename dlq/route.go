@@ -82,7 +82,7 @@ func (r *Router) parkMessage(ctx context.Context, st jetstream.Stream, f jetbox.
 	if err != nil {
 		return err
 	}
-	if st.CachedInfo().Config.Retention == jetstream.LimitsPolicy || l.PayloadMissing {
+	if st.CachedInfo().Config.Retention == jetstream.LimitsPolicy || l.payloadLost() {
 		return nil
 	}
 	return r.removeOriginal(ctx, st, f)

@@ -321,14 +321,15 @@ func TestOriginalsLeaveAWorkQueueAfterTheirLetterIsStored(t *testing.T) {
 			}
 		}
 		w.wantMsgs("EVENTS", 0)
-		// A letter that could not hold its payload keeps the original.
-		w.event("c", "events.a", "big", make([]byte, 1<<20-300))
+		// A letter that cannot hold its payload has it beside it.
+		payload := bytes.Repeat([]byte("x"), 1<<20-450)
+		w.event("c", "events.a", "big", payload)
 		w.exhaust(c)
 		w.wantRouted("router-EVENTS")
-		w.wantMsgs("EVENTS", 1)
-		big := w.list(Filter{})[10]
-		if !big.PayloadMissing {
-			t.Errorf("letter = %+v, want one without payload", big)
+		w.wantMsgs("EVENTS", 0)
+		big := w.replay(w.list(Filter{})[10].ID)
+		if m := w.next(c); m == nil || !bytes.Equal(m.Data(), payload) {
+			t.Errorf("replay of %s: not the message with its %d bytes", big.ID, len(payload))
 		}
 	}, func(c *jetstream.StreamConfig) {
 		c.Retention = jetstream.WorkQueuePolicy
