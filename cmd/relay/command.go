@@ -53,6 +53,7 @@ func commands() []*command {
 		dlqShowCommand(),
 		dlqReplayCommand(),
 		dlqDiscardCommand(),
+		dlqPruneCommand(),
 		benchCommand(),
 		versionCommand(),
 	}

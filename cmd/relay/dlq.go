@@ -27,10 +27,12 @@ type letterFlags struct {
 	states   []string
 	limit    int
 
-	json   bool
-	all    bool
-	dryRun bool
-	rate   float64
+	json       bool
+	summary    bool
+	all        bool
+	dryRun     bool
+	rate       float64
+	maxReplays int
 }
 
 func (f *letterFlags) define(fs *flag.FlagSet) {
@@ -101,13 +103,14 @@ func (f *letterFlags) filters(now time.Time) []dlq.Filter {
 }
 
 // withLetters connects and opens the dead letters for f.
-func (a *app) withLetters(f func(*dlq.Letters) error) error {
+func (a *app) withLetters(cfg dlq.Config, f func(*dlq.Letters) error) error {
 	nc, js, err := a.connect("relay dlq", "_INBOX_relay")
 	if err != nil {
 		return err
 	}
 	defer nc.Close()
-	letters, err := dlq.New(js, dlq.Config{Logger: a.log})
+	cfg.Logger = a.log
+	letters, err := dlq.New(js, cfg)
 	if err != nil {
 		return err
 	}
@@ -130,18 +133,28 @@ func dlqListCommand() *command {
 		short:   "list dead letters",
 		long: `
 Lists open letters, and intents (stored before a last delivery) older than the
-ack wait. --state shows letters in other states.`,
+ack wait. --state shows letters in other states. --summary counts them instead,
+by consumer, reason and state.`,
 		flags: func(fs *flag.FlagSet) {
 			f.define(fs)
 			defineList(fs, &f.states, "state", "", oneOf("intent", "open", "replaying", "replayed", "discarded"),
 				"only letters in these `STATES`: intent, open, replaying, replayed, discarded")
+			fs.BoolVar(&f.summary, "summary", false, "count letters instead, by consumer, reason and state")
 			fs.BoolVar(&f.json, "json", false, "one JSON object per letter")
 		},
 		run: func(ctx context.Context, a *app, args []string) error {
 			if err := f.add(args); err != nil {
 				return err
 			}
-			return a.withLetters(func(letters *dlq.Letters) error { return listLetters(ctx, a, letters, f) })
+			if f.summary && (len(f.ids) > 0 || f.limit > 0) {
+				return withHint(usagef("--summary counts all letters that match, it takes no ID and no --limit"), "choose by --consumer, --subject, --reason, --since and --state")
+			}
+			return a.withLetters(dlq.Config{}, func(letters *dlq.Letters) error {
+				if f.summary {
+					return summarizeLetters(ctx, a, letters, f)
+				}
+				return listLetters(ctx, a, letters, f)
+			})
 		},
 	}
 }
@@ -177,73 +190,25 @@ func listLetters(ctx context.Context, a *app, letters *dlq.Letters, f letterFlag
 	return nil
 }
 
-func dlqShowCommand() *command {
-	var asJSON bool
-	return &command{
-		name:    "dlq show",
-		args:    "ID",
-		minArgs: 1,
-		maxArgs: 1,
-		short:   "show one dead letter with its payload",
-		flags: func(fs *flag.FlagSet) {
-			fs.BoolVar(&asJSON, "json", false, "one JSON object, with headers and payload")
-		},
-		run: func(ctx context.Context, a *app, args []string) error {
-			id, err := letterID(args[0])
-			if err != nil {
-				return usagef("argument %q: %w", args[0], err)
-			}
-			return a.withLetters(func(letters *dlq.Letters) error {
-				l, err := letters.Show(ctx, id)
-				if errors.Is(err, jetbox.ErrLetterGone) {
-					return withHint(fmt.Errorf("there is no letter %s", id), "relay dlq list shows the letters there are")
-				}
-				if err != nil {
-					return err
-				}
-				return showLetter(a, l, asJSON)
-			})
-		},
-	}
-}
-
-func showLetter(a *app, l dlq.Letter, asJSON bool) error {
-	if asJSON {
-		text, err := letterWithPayload(l)
-		if err != nil {
-			return err
-		}
-		return writeJSON(a.stdout, text)
-	}
-	tw := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-	for _, line := range [][2]string{
-		{"id", l.ID},
-		{"state", string(l.State)},
-		{"stream", l.Stream},
-		{"consumer", l.Consumer},
-		{"stream_seq", fmt.Sprint(l.StreamSeq)},
-		{"subject", l.Subject},
-		{"deliveries", fmt.Sprint(l.Deliveries)},
-		{"reason", l.Reason},
-		{"error", l.Error},
-		{"time", timeText(l.Time)},
-		{"replays", fmt.Sprint(l.Replays)},
-	} {
-		fmt.Fprintf(tw, "%s\t%s\n", line[0], printable(line[1]))
-	}
-	for name, values := range sortedHeaders(l.Header) {
-		for _, v := range values {
-			fmt.Fprintf(tw, "header\t%s\n", printable(name+": "+v))
-		}
-	}
-	payload := fmt.Sprintf("%d bytes", len(l.Payload))
-	if l.PayloadMissing {
-		payload = "not in the letter, see error"
-	}
-	fmt.Fprintf(tw, "payload\t%s\n", payload)
-	if err := tw.Flush(); err != nil {
+func summarizeLetters(ctx context.Context, a *app, letters *dlq.Letters, f letterFlags) error {
+	groups, err := letters.Groups(ctx, f.filters(time.Now())[0])
+	if err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(a.stdout, "\n%s\n", printable(string(l.Payload)))
-	return err
+	f.sayUnmatched(a, len(groups), nil)
+	tw := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+	for i, g := range groups {
+		if f.json {
+			if err := writeJSON(a.stdout, g); err != nil {
+				return err
+			}
+			continue
+		}
+		if i == 0 {
+			fmt.Fprintln(tw, "STREAM\tCONSUMER\tREASON\tSTATE\tLETTERS\tOLDEST")
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%d\t%s\n", printable(g.Stream), printable(g.Consumer), printable(g.Reason), g.State,
+			g.Letters, g.Oldest.UTC().Format(timeLayout))
+	}
+	return tw.Flush()
 }

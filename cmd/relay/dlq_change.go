@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -25,18 +24,20 @@ func dlqReplayCommand() *command {
 Each message is published again for the consumer it failed at, with a fresh
 message ID and the same idempotency key. It can be interrupted and run again: a
 letter left replaying is taken over at once, and published only if it was not.
-Without a choice all letters that wait are replayed. Never asks.`,
+Without a choice all letters that wait are replayed. Never asks. A letter that has
+failed again after --max-replays replays is refused: a higher number lets it go.`,
 		flags: func(fs *flag.FlagSet) {
 			f.define(fs)
 			fs.BoolVar(&f.dryRun, "dry-run", false, "say what would be replayed and change nothing")
 			define(fs, &f.rate, "rate", 0, positiveFloat, "at most `NUMBER` letters a second (default no limit)")
+			define(fs, &f.maxReplays, "max-replays", 5, positiveInt, "replay no letter more than `NUMBER` times")
 			fs.BoolVar(&f.json, "json", false, "one JSON object per letter")
 		},
 		run: func(ctx context.Context, a *app, args []string) error {
 			if err := f.add(args); err != nil {
 				return err
 			}
-			return a.withLetters(func(letters *dlq.Letters) error {
+			return a.withLetters(dlq.Config{MaxReplays: f.maxReplays}, func(letters *dlq.Letters) error {
 				return changeLetters(ctx, a, letters, f, true, "replayed", letters.Replay)
 			})
 		},
@@ -66,8 +67,32 @@ A discarded letter loses its payload and stays as a mark. Never asks.`,
 			if !f.all && f.consumer == "" && f.subject == "" && f.reason == "" && f.since == (moment{}) && len(f.ids) == 0 {
 				return withHint(usagef("dlq discard: which letters?"), "name their IDs, or give --consumer, --subject, --reason, --since or --all")
 			}
-			return a.withLetters(func(letters *dlq.Letters) error {
+			return a.withLetters(dlq.Config{}, func(letters *dlq.Letters) error {
 				return changeLetters(ctx, a, letters, f, false, "discarded", letters.Discard)
+			})
+		},
+	}
+}
+
+func dlqPruneCommand() *command {
+	var olderThan time.Duration
+	return &command{
+		name:  "dlq prune",
+		short: "remove the marks of letters closed long ago",
+		long: `
+Replayed and discarded letters stay as marks, which absorb late reports of their
+failure, and expire after 30 days. Where the dead-letter stream takes no message
+TTL, or they were closed by an older version, this removes them.`,
+		flags: func(fs *flag.FlagSet) {
+			define(fs, &olderThan, "older-than", 30*24*time.Hour, atLeast(7*24*time.Hour), "only letters closed longer than `TIME` ago, at least 168h")
+		},
+		run: func(ctx context.Context, a *app, _ []string) error {
+			return a.withLetters(dlq.Config{}, func(letters *dlq.Letters) error {
+				n, err := letters.Prune(ctx, time.Now().Add(-olderThan))
+				if err == nil {
+					_, err = fmt.Fprintf(a.stdout, "%d %s removed\n", n, plural(n, "letter", "letters"))
+				}
+				return err
 			})
 		},
 	}
@@ -100,6 +125,7 @@ func changeLetters(ctx context.Context, a *app, letters *dlq.Letters, f letterFl
 ) error {
 	pace := newPace(f.rate)
 	var changed, failed int
+	var stuck bool
 	// The list first: changing letters moves them to the end of the stream, and
 	// a replay may fail and come back while we read.
 	var chosen []dlq.Letter
@@ -115,24 +141,30 @@ func changeLetters(ctx context.Context, a *app, letters *dlq.Letters, f letterFl
 		ids[i] = l.ID
 	}
 	f.sayUnmatched(a, len(chosen), ids)
-	for i, l := range chosen {
+	for _, l := range chosen {
 		if f.dryRun {
+			if f.maxReplays > 0 && l.State != dlq.StateReplaying && l.Replays >= f.maxReplays {
+				failed++
+				a.say(fmt.Sprintf("%s: would be refused: replayed %d times", l.ID, l.Replays))
+				continue
+			}
 			if err := sayLetter(a, l, f.json, "would be "+done); err != nil {
 				return err
 			}
 			continue
 		}
 		if err := pace.wait(ctx); err != nil {
-			return withHint(fmt.Errorf("%w; %d of %d letters %s", err, i, len(chosen), done), "run it again for the rest")
+			return withHint(fmt.Errorf("%w; %d of %d letters %s", err, changed, len(chosen), done), "run it again for the rest")
 		}
 		after, err := change(ctx, l.ID)
 		switch {
 		case ctx.Err() != nil && err != nil:
-			return withHint(fmt.Errorf("%w; %d of %d letters %s", context.Cause(ctx), i, len(chosen), done), "run it again for the rest")
+			return withHint(fmt.Errorf("%w; %d of %d letters %s", context.Cause(ctx), changed, len(chosen), done), "run it again for the rest")
 		case errors.Is(err, jetbox.ErrLetterGone):
 			a.say(fmt.Sprintf("%s: skipped: %v", l.ID, err))
 		case err != nil:
 			failed++
+			stuck = stuck || errors.Is(err, dlq.ErrReplayedTooOften)
 			a.say(fmt.Sprintf("%s: %v", l.ID, err))
 		default:
 			changed++
@@ -142,11 +174,15 @@ func changeLetters(ctx context.Context, a *app, letters *dlq.Letters, f letterFl
 		}
 	}
 	switch {
+	case f.dryRun && len(chosen) > 0:
+		n := len(chosen) - failed
+		a.say(fmt.Sprintf("%d %s would be %s", n, plural(n, "letter", "letters"), done))
+	case stuck:
+		return withHint(fmt.Errorf("%d of %d letters could not be %s", failed, len(chosen), done),
+			"relay dlq show tells why a letter keeps failing; a higher --max-replays lets it go again")
 	case failed > 0:
 		return fmt.Errorf("%d of %d letters could not be %s", failed, len(chosen), done)
 	case len(chosen) == 0: // said already
-	case f.dryRun:
-		a.say(fmt.Sprintf("%d %s would be %s", len(chosen), plural(len(chosen), "letter", "letters"), done))
 	default:
 		a.say(fmt.Sprintf("%d %s %s", changed, plural(changed, "letter", "letters"), done))
 	}
@@ -156,6 +192,9 @@ func changeLetters(ctx context.Context, a *app, letters *dlq.Letters, f letterFl
 func sayLetter(a *app, l dlq.Letter, asJSON bool, what string) error {
 	if asJSON {
 		return writeJSON(a.stdout, l)
+	}
+	if what == "replayed" && l.State != dlq.StateReplayed {
+		what = "replayed, and failed again" // faster than we could say it
 	}
 	_, err := fmt.Fprintf(a.stdout, "%s %s\n", l.ID, what)
 	return err
@@ -187,21 +226,4 @@ func (p *pace) wait(ctx context.Context) error {
 func firstLine(s string) string {
 	line, _, _ := strings.Cut(s, "\n")
 	return line
-}
-
-// letterWithPayload adds headers and payload to what a list shows of a letter.
-func letterWithPayload(l dlq.Letter) (json.RawMessage, error) {
-	head, err := json.Marshal(l)
-	if err != nil {
-		return nil, err
-	}
-	tail, err := json.Marshal(struct {
-		Headers map[string][]string `json:"headers"`
-		payloadJSON
-	}{l.Header, payloadOf(l.Payload)})
-	if err != nil {
-		return nil, err
-	}
-	head[len(head)-1] = ','
-	return append(head, tail[1:]...), nil
 }

@@ -76,19 +76,45 @@ func (c *cached[T]) refresh(ctx context.Context, running chan struct{}) {
 	close(running)
 }
 
+// waiting are the dead letters that wait for a person: how many, and since when the
+// oldest does. The time is zero without one.
+type waiting struct {
+	letters int
+	since   time.Time
+}
+
+// age is how long the oldest letter waits, 0 without one.
+func (w waiting) age(now time.Time) time.Duration {
+	if w.since.IsZero() {
+		return 0
+	}
+	return max(now.Sub(w.since), 0)
+}
+
+func countWaiting(ctx context.Context, letters *dlq.Letters) (w waiting, err error) {
+	groups, err := letters.Groups(ctx, dlq.Filter{})
+	for _, g := range groups {
+		w.letters += g.Letters
+		if w.since.IsZero() || g.Oldest.Before(w.since) {
+			w.since = g.Oldest
+		}
+	}
+	return w, err
+}
+
 // gauges reads the backlog where it is: so it is true also while the relay is
 // stuck, stands by or looks at another table.
 type gauges struct {
 	ctx     context.Context // of the process: scrapes have none
 	log     *slog.Logger
 	stats   cached[outbox.Stats]
-	letters cached[int]
+	letters cached[waiting]
 
-	pending, oldest, dead, bytes, dlqLetters *prometheus.Desc
+	pending, oldest, dead, bytes, dlqLetters, dlqOldest *prometheus.Desc
 }
 
 func newGauges(ctx context.Context, table string, stats func(context.Context) (outbox.Stats, error),
-	letters func(context.Context) (int, error), log *slog.Logger,
+	letters func(context.Context) (waiting, error), log *slog.Logger,
 ) *gauges {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help, nil, prometheus.Labels{labelOutbox: table})
@@ -97,17 +123,18 @@ func newGauges(ctx context.Context, table string, stats func(context.Context) (o
 		ctx:        ctx,
 		log:        log,
 		stats:      cached[outbox.Stats]{fresh: gaugeFresh, ask: stats},
-		letters:    cached[int]{fresh: lettersFresh, ask: letters},
+		letters:    cached[waiting]{fresh: lettersFresh, ask: letters},
 		pending:    desc(metricPending, "Committed rows not yet published."),
 		oldest:     desc(metricOldestPending, "Age of the oldest row that is due, 0 without one."),
 		dead:       desc(metricDeadLetter, "Rows parked in the outbox."),
 		bytes:      desc(metricTableBytes, "Space the outbox takes in the database; on SQLite, the whole file."),
 		dlqLetters: prometheus.NewDesc(metricLetters, "Dead letters that wait for a person.", nil, nil),
+		dlqOldest:  prometheus.NewDesc(metricOldestLetter, "Age of the dead letter that waits longest for a person, 0 without one.", nil, nil),
 	}
 }
 
 func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{g.pending, g.oldest, g.dead, g.bytes, g.dlqLetters} {
+	for _, d := range []*prometheus.Desc{g.pending, g.oldest, g.dead, g.bytes, g.dlqLetters, g.dlqOldest} {
 		ch <- d
 	}
 }
@@ -131,9 +158,10 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 		gauge(g.oldest, age)
 	})
 	wg.Go(func() {
-		n, err, ok := g.letters.get(g.ctx, gaugeWait)
+		w, err, ok := g.letters.get(g.ctx, gaugeWait)
 		if g.answered("broker", err, ok) {
-			ch <- prometheus.MustNewConstMetric(g.dlqLetters, prometheus.GaugeValue, float64(n))
+			ch <- prometheus.MustNewConstMetric(g.dlqLetters, prometheus.GaugeValue, float64(w.letters))
+			ch <- prometheus.MustNewConstMetric(g.dlqOldest, prometheus.GaugeValue, w.age(time.Now()).Seconds())
 		}
 	})
 }
@@ -147,15 +175,15 @@ func (g *gauges) answered(part string, err error, ok bool) (answered bool) {
 	return false
 }
 
-// letterCounter returns the question for the number of dead letters. js is nil
+// letterCounter returns the question for the dead letters. letters returns nil
 // before there is a connection.
-func letterCounter(letters func() *dlq.Letters) func(context.Context) (int, error) {
-	return func(ctx context.Context) (int, error) {
+func letterCounter(letters func() *dlq.Letters) func(context.Context) (waiting, error) {
+	return func(ctx context.Context) (waiting, error) {
 		l := letters()
 		if l == nil {
-			return 0, jetstream.ErrStreamNotFound
+			return waiting{}, jetstream.ErrStreamNotFound
 		}
-		return l.Count(ctx, dlq.Filter{})
+		return countWaiting(ctx, l)
 	}
 }
 

@@ -47,7 +47,7 @@ func TestReadyTellsRoleAndReason(t *testing.T) {
 	check("stopping", 503, `{"ready":false,"role":"stopping","reason":"asked to stop","shards":2}`)
 }
 
-func testMux(t *testing.T, stats func(context.Context) (outbox.Stats, error), letters func(context.Context) (int, error)) (*metrics, http.Handler) {
+func testMux(t *testing.T, stats func(context.Context) (outbox.Stats, error), letters func(context.Context) (waiting, error)) (*metrics, http.Handler) {
 	t.Helper()
 	h := &health{}
 	m := newMetrics("outbox", h)
@@ -72,7 +72,9 @@ func TestMetricsHaveTheirNames(t *testing.T) {
 		func(context.Context) (outbox.Stats, error) {
 			return outbox.Stats{Pending: 3, OldestPending: time.Now().Add(-time.Hour), DeadLetter: 2, TableBytes: 4096}, nil
 		},
-		func(context.Context) (int, error) { return 7, nil })
+		func(context.Context) (waiting, error) {
+			return waiting{letters: 7, since: time.Now().Add(-time.Hour)}, nil
+		})
 	hooks := m.hooks()
 	hooks.PublishedFunc(time.Millisecond, time.Second, false)
 	hooks.PublishedFunc(time.Millisecond, time.Second, true)
@@ -96,6 +98,7 @@ func TestMetricsHaveTheirNames(t *testing.T) {
 		`jetbox_relay_publish_lag_seconds_count{outbox="outbox"} 2`,
 		`jetbox_relay_shards{outbox="outbox"} 0`,
 		`jetbox_dlq_letters 7`,
+		`jetbox_dlq_oldest_letter_age_seconds 36`,
 		`jetbox_dlq_routed_total{reason="max_deliveries"} 0`,
 		`jetbox_dlq_routed_total{reason="terminated"} 1`,
 	} {
@@ -121,7 +124,7 @@ func TestShardsMetricFollowsTheRelay(t *testing.T) {
 func TestMetricSeriesDoNotGrowWithReasons(t *testing.T) {
 	t.Parallel()
 	m, mux := testMux(t, func(context.Context) (outbox.Stats, error) { return outbox.Stats{}, nil },
-		func(context.Context) (int, error) { return 0, nil })
+		func(context.Context) (waiting, error) { return waiting{}, nil })
 	for i := range 2000 {
 		m.letterRouted(strings.Repeat("x", i))
 	}
@@ -153,7 +156,9 @@ func TestScrapeAnswersWhileDatabaseHangs(t *testing.T) {
 					return outbox.Stats{}, ctx.Err()
 				}
 			},
-			func(context.Context) (int, error) { return 7, nil })
+			func(context.Context) (waiting, error) {
+				return waiting{letters: 7, since: time.Now().Add(-time.Hour)}, nil
+			})
 		for range 3 {
 			began := time.Now()
 			text := scrape(t, mux)
@@ -179,8 +184,9 @@ func TestGaugesAreGoneWhenTheirQuestionFails(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("disk I/O error")
 	_, mux := testMux(t, func(context.Context) (outbox.Stats, error) { return outbox.Stats{}, broken },
-		func(context.Context) (int, error) { return 0, broken })
-	if text := scrape(t, mux); strings.Contains(text, "jetbox_outbox_") || strings.Contains(text, "jetbox_dlq_letters") {
+		func(context.Context) (waiting, error) { return waiting{}, broken })
+	if text := scrape(t, mux); strings.Contains(text, "jetbox_outbox_") || strings.Contains(text, "jetbox_dlq_letters") ||
+		strings.Contains(text, "jetbox_dlq_oldest") {
 		t.Error("values without an answer")
 	}
 }
@@ -188,7 +194,7 @@ func TestGaugesAreGoneWhenTheirQuestionFails(t *testing.T) {
 func TestHTTPServesWhatItShouldAndNothingElse(t *testing.T) {
 	t.Parallel()
 	_, mux := testMux(t, func(context.Context) (outbox.Stats, error) { return outbox.Stats{}, nil },
-		func(context.Context) (int, error) { return 0, nil })
+		func(context.Context) (waiting, error) { return waiting{}, nil })
 	for _, tt := range []struct {
 		method, path string
 		want         int

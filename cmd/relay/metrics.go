@@ -27,6 +27,7 @@ const (
 	metricUnverified    = "jetbox_relay_resent_unverified_total"
 	metricRepublished   = "jetbox_relay_republished_total"
 	metricLetters       = "jetbox_dlq_letters"
+	metricOldestLetter  = "jetbox_dlq_oldest_letter_age_seconds"
 	metricRouted        = "jetbox_dlq_routed_total"
 
 	labelOutbox = "outbox"

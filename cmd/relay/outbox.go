@@ -104,7 +104,10 @@ func listRows(ctx context.Context, a *app, store outboxStore, filter outbox.Filt
 }
 
 func outboxShowCommand() *command {
-	var asJSON bool
+	var (
+		asJSON bool
+		format string
+	)
 	return &command{
 		name:    "outbox show",
 		args:    "ID",
@@ -112,6 +115,7 @@ func outboxShowCommand() *command {
 		maxArgs: 1,
 		short:   "show one row with its payload",
 		flags: func(fs *flag.FlagSet) {
+			definePayload(fs, &format)
 			fs.BoolVar(&asJSON, "json", false, "one JSON object")
 		},
 		run: func(ctx context.Context, a *app, args []string) error {
@@ -123,13 +127,13 @@ func outboxShowCommand() *command {
 				if asJSON {
 					return writeJSON(a.stdout, rowJSON(e, true))
 				}
-				return showRow(a, e)
+				return showRow(a, e, format)
 			})
 		},
 	}
 }
 
-func showRow(a *app, e outbox.Entry) error {
+func showRow(a *app, e outbox.Entry, format string) error {
 	ev := e.Event
 	tw := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 	line := func(name, value string) {
@@ -166,7 +170,11 @@ func showRow(a *app, e outbox.Entry) error {
 	if err := tw.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(a.stdout, "\n%s\n", printable(string(ev.Payload)))
+	text, err := payloadAs(format, ev.Payload)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(a.stdout, "\n%s\n", text)
 	return err
 }
 

@@ -34,8 +34,10 @@ func TestFlagsOfTheContractExist(t *testing.T) {
 		},
 		"status":      {"json": "false", "check": "false"},
 		"outbox list": {"status": "", "json": "false"},
-		"dlq list":    {"consumer": "", "subject": "", "reason": "", "since": "", "id": "", "state": "", "limit": "", "json": "false"},
-		"dlq replay":  {"dry-run": "false", "rate": "", "id": "", "consumer": ""},
+		"dlq list":    {"consumer": "", "subject": "", "reason": "", "since": "", "id": "", "state": "", "limit": "", "json": "false", "summary": "false"},
+		"dlq show":    {"payload": "auto", "json": "false"},
+		"dlq replay":  {"dry-run": "false", "rate": "", "id": "", "consumer": "", "max-replays": "5"},
+		"dlq prune":   {"older-than": "720h"},
 		"dlq discard": {"id": ""},
 	}
 	for _, c := range commands() {

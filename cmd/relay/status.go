@@ -33,6 +33,7 @@ type statusReport struct {
 	Leases           []leaseReport  `json:"leases"`
 	Streams          []streamReport `json:"streams"`     // without an engine when the broker did not say
 	DLQLetters       *int           `json:"dlq_letters"` // null when the broker did not say
+	OldestLetter     *float64       `json:"dlq_oldest_letter_age_seconds"`
 	BrokerError      string         `json:"broker_error,omitempty"`
 	Problems         []string       `json:"problems"`
 }
@@ -106,15 +107,17 @@ func readStatus(ctx context.Context, a *app) (r statusReport, err error) {
 	case isUsage(err):
 		return statusReport{}, err
 	case errors.Is(err, jetstream.ErrStreamNotFound):
-		r.DLQLetters = new(0)
+		r.DLQLetters, r.OldestLetter = new(0), new(0.0)
 	case err != nil:
 		// The database's half of the answer is worth having without the broker's.
 		r.BrokerError = a.secrets.mask(err.Error())
 		r.Problems = append(r.Problems, "broker: "+r.BrokerError)
 	default:
-		r.DLQLetters = &letters
-		if letters > 0 {
-			r.Problems = append(r.Problems, fmt.Sprintf("%d dead %s in %s", letters, plural(letters, "letter", "letters"), dlqStream))
+		age := letters.age(time.Now())
+		r.DLQLetters, r.OldestLetter = &letters.letters, new(age.Seconds())
+		if n := letters.letters; n > 0 {
+			r.Problems = append(r.Problems, fmt.Sprintf("%d dead %s in %s, the oldest waits for %v",
+				n, plural(n, "letter", "letters"), dlqStream, age.Round(time.Second)))
 		}
 	}
 	return r, nil
@@ -174,11 +177,11 @@ func (a *app) streamsOf(ctx context.Context, store outboxStore) ([]streamReport,
 }
 
 // askBroker asks the broker, if it is there, how a relay publishes to the streams,
-// and counts the dead letters.
-func (a *app) askBroker(ctx context.Context, streams []streamReport) (letters int, err error) {
+// and for the dead letters that wait.
+func (a *app) askBroker(ctx context.Context, streams []streamReport) (letters waiting, err error) {
 	nc, js, err := a.connect("relay status", "_INBOX_relay")
 	if err != nil {
-		return 0, err
+		return waiting{}, err
 	}
 	defer nc.Close()
 	ctx, cancel := context.WithTimeout(ctx, 2*connectTimeout)
@@ -193,9 +196,9 @@ func (a *app) askBroker(ctx context.Context, streams []streamReport) (letters in
 	}
 	dead, err := dlq.New(js, dlq.Config{Logger: a.log})
 	if err != nil {
-		return 0, err
+		return waiting{}, err
 	}
-	return dead.Count(ctx, dlq.Filter{})
+	return countWaiting(ctx, dead)
 }
 
 func isUsage(err error) (usage bool) {
@@ -216,6 +219,9 @@ func showStatus(a *app, r statusReport) error {
 	fmt.Fprintf(tw, "dead rows\t%d\n", r.DeadLetter)
 	if r.DLQLetters != nil {
 		fmt.Fprintf(tw, "dead letters\t%d\n", *r.DLQLetters)
+		if *r.DLQLetters > 0 {
+			fmt.Fprintf(tw, "oldest letter\t%v\n", ageText(*r.OldestLetter))
+		}
 	} else {
 		fmt.Fprintf(tw, "dead letters\tunknown\n")
 	}
