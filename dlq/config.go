@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"strings"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // defaultGrace is the ack wait of a consumer that cannot be asked: the server's
@@ -35,6 +37,11 @@ type Config struct {
 	// advisories it lets this one have: the prefix of their import, without its
 	// last dot. Default: none, the advisories of this account.
 	AdvisoryPrefix string
+
+	// Events reaches the event streams where they are in another account, which
+	// exports its API: see [jetstream.NewWithAPIPrefix]. The caller closes its
+	// connection. Default: they are where the letters are.
+	Events jetstream.JetStream
 
 	// Replicas is how many servers keep a stream that Setup creates. Default 1.
 	Replicas int

@@ -46,6 +46,10 @@ type Letters struct {
 	js  jetstream.JetStream
 	cfg Config
 
+	// events makes the same requests about event streams: itself, unless those
+	// are in another account.
+	events *Letters
+
 	// testOnlyCrash, when set, is asked at each named step of a replay or
 	// router; an error from it stops the work there, as a kill would.
 	testOnlyCrash func(step string) error
@@ -61,7 +65,12 @@ func New(js jetstream.JetStream, cfg Config) (*Letters, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Letters{js: js, cfg: cfg}, nil
+	s := &Letters{js: js, cfg: cfg}
+	s.events = s
+	if cfg.Events != nil {
+		s.events = &Letters{js: cfg.Events, cfg: cfg}
+	}
+	return s, nil
 }
 
 func (s *Letters) step(name string) error {

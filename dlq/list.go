@@ -179,7 +179,7 @@ func (s *Letters) graceOf(ctx context.Context) func(Letter) time.Duration {
 func (s *Letters) ackWait(ctx context.Context, stream, consumer string) time.Duration {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	c, err := s.js.Consumer(ctx, stream, consumer)
+	c, err := s.events.js.Consumer(ctx, stream, consumer)
 	if err != nil {
 		return defaultGrace
 	}

@@ -71,7 +71,7 @@ func (s *Letters) replayable(l Letter) error {
 }
 
 func (s *Letters) replay(ctx context.Context, l Letter) (Letter, error) {
-	st, err := s.js.Stream(ctx, l.Stream)
+	st, err := s.events.js.Stream(ctx, l.Stream)
 	if err != nil {
 		return Letter{}, fmt.Errorf("look up stream %s: %w", l.Stream, err)
 	}
@@ -153,7 +153,7 @@ func (s *Letters) complete(ctx context.Context, l Letter) (Letter, error) {
 	if !l.PayloadMissing && !l.HeadersTrimmed {
 		return l, nil
 	}
-	m, err := s.get(ctx, l.Stream, getRequest{Seq: l.StreamSeq})
+	m, err := s.events.get(ctx, l.Stream, getRequest{Seq: l.StreamSeq})
 	switch {
 	case err == nil && m.time.Equal(l.Stored) && !m.badHeader:
 		l.Subject, l.Payload, l.Header = m.subject, m.data, traveling(m.header)
@@ -195,7 +195,7 @@ func (s *Letters) publishReplay(ctx context.Context, l Letter, m *nats.Msg, bega
 		if since := time.Since(began); window > 0 && since > window/2 {
 			return 0, fmt.Errorf("publishing takes %v, half of stream %s's duplicate window has passed: run it again to look first", since, l.Stream)
 		}
-		ack, err := s.publish(ctx, m, l.Stream)
+		ack, err := s.events.publish(ctx, m, l.Stream)
 		switch {
 		case err == nil:
 			return ack.Sequence, nil
@@ -243,7 +243,7 @@ func (s *Letters) findReplay(ctx context.Context, l Letter, window time.Duration
 // findReplayAfter looks at what the stream has after sequence from now, and
 // returns up to which sequence that is.
 func (s *Letters) findReplayAfter(ctx context.Context, l Letter, from uint64) (seq, to uint64, err error) {
-	st, err := s.js.Stream(ctx, l.Stream)
+	st, err := s.events.js.Stream(ctx, l.Stream)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -258,17 +258,18 @@ func (s *Letters) findReplayAfter(ctx context.Context, l Letter, from uint64) (s
 		}
 		return seq == 0
 	}
-	if info.Config.Retention == jetstream.LimitsPolicy {
+	if info.Config.Retention == jetstream.LimitsPolicy && s.events == s {
 		err = scan(ctx, st, l.Subject, from+1, true, match)
 	} else {
-		err = s.walk(ctx, l.Stream, l.Subject, from+1, to, match)
+		err = s.events.walk(ctx, l.Stream, l.Subject, from+1, to, match)
 	}
 	return seq, to, err
 }
 
 // walk is scan for streams that a second consumer would disturb: work-queue
 // streams refuse it. It costs a round trip per message, of which such streams
-// keep only the unhandled.
+// keep only the unhandled. And it is for those in another account, from which a
+// consumer's messages would have to be exported too.
 func (s *Letters) walk(ctx context.Context, stream, subject string, from, last uint64, fn func(*record) (more bool)) error {
 	for from <= last {
 		m, err := s.get(ctx, stream, getRequest{Seq: from, NextSubject: subject})
@@ -300,7 +301,7 @@ func (s *Letters) Discard(ctx context.Context, id string) (Letter, error) {
 		return Letter{}, fmt.Errorf("discard letter %s: %w", id, err)
 	}
 	l.State, l.Header, l.Payload, l.parts = StateDiscarded, nil, nil, ""
-	if st, err := s.js.Stream(ctx, l.Stream); err == nil { // it may be gone, or not to be asked
+	if st, err := s.events.js.Stream(ctx, l.Stream); err == nil { // it may be gone, or not to be asked
 		l.keep = keepFor(st.CachedInfo().Config)
 	}
 	l, err = s.put(ctx, l, l.Seq)

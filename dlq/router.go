@@ -29,11 +29,6 @@ type RouterConfig struct {
 	// EventStream is the stream whose consumers' failures are parked.
 	EventStream string
 
-	// Events reaches the event stream where the letters' connection does not:
-	// in another account, through an imported API (jetstream.NewWithAPIPrefix).
-	// The caller closes it. Default: as the letters.
-	Events jetstream.JetStream
-
 	// Durable is the consumer on the advisory stream, which all routers of the
 	// event stream share. Default "router-" and the event stream's name, with
 	// Config.AdvisoryPrefix between them.
@@ -107,11 +102,7 @@ func NewRouter(letters *Letters, cfg RouterConfig) (*Router, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	r := &Router{letters: letters, events: letters, cfg: cfg, delay: delay.Policy{Initial: cfg.Backoff, Max: cfg.MaxBackoff}}
-	if cfg.Events != nil {
-		r.events = &Letters{js: cfg.Events, cfg: letters.cfg}
-	}
-	return r, nil
+	return &Router{letters: letters, events: letters.events, cfg: cfg, delay: delay.Policy{Initial: cfg.Backoff, Max: cfg.MaxBackoff}}, nil
 }
 
 // Run routes advisories and sweeps until ctx is canceled, and returns nil then. Whatever

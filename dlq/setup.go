@@ -51,7 +51,7 @@ func (s *Letters) checkEventStream(ctx context.Context, name string) error {
 	if name == s.cfg.Stream || name == s.cfg.Advisories {
 		return fmt.Errorf("dlq: stream %s is for dead letters and advisories, it cannot be an event stream too", name)
 	}
-	stream, err := s.js.Stream(ctx, name)
+	stream, err := s.events.js.Stream(ctx, name)
 	if err != nil {
 		return fmt.Errorf("look up event stream %s: %w", name, err)
 	}
