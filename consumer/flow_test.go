@@ -27,7 +27,7 @@ func TestPullsAheadOnlyForQuickHandlers(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.takes.String(), func(t *testing.T) {
 			inBubble(t, func(b *bus) {
-				const messages = 1500
+				const messages = 700
 				b.publishN(messages)
 				var handled atomic.Int64
 				stop := b.start(func(context.Context, *consumer.Delivery) error {
