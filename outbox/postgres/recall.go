@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/seed-5e04d8fb/jetbox"
-	"github.com/seed-5e04d8fb/jetbox/outbox"
+	"github.com/seed-5e04d8fb/jetbox/internal/outboxrow"
 )
 
 const (
@@ -71,7 +71,7 @@ func scanAnchor(row pgx.CollectableRow) (a jetbox.Anchor, err error) {
 	if a.Seq = uint64(seq); at != nil {
 		a.At = at.UTC()
 	}
-	if a.Created, err = outbox.ParseCreated(created); err != nil {
+	if a.Created, err = outboxrow.ParseCreated(created); err != nil {
 		return a, err
 	}
 	if recall != nil {
@@ -97,8 +97,8 @@ const anchorSQL = `WITH new AS (
 // queueAnchors comes after what is recorded: its time is no earlier.
 func (s *Store) queueAnchors(b *batch, l jetbox.Lease, outcomes []jetbox.Outcome) {
 	query := s.sql(strings.ReplaceAll(anchorSQL, "{higher}", "a.created <> excluded.created OR a.seq < excluded.seq"))
-	for _, o := range outbox.Last(outcomes) {
-		b.Queue(query, l.Owner, l.Epoch, o.Stream, outbox.FormatCreated(o.Created), int64(o.StreamSeq), o.MsgID, o.Pos)
+	for _, o := range outboxrow.Last(outcomes) {
+		b.Queue(query, l.Owner, l.Epoch, o.Stream, outboxrow.FormatCreated(o.Created), int64(o.StreamSeq), o.MsgID, o.Pos)
 	}
 }
 
@@ -127,7 +127,7 @@ func (s *Store) SetAnchor(ctx context.Context, l jetbox.Lease, created time.Time
 			FROM last WHERE s.stream = $3 AND s.created = $4 AND s.recall IS NULL AND `+fenced+`
 			RETURNING s.stream)
 		DELETE FROM {anchor} a USING was WHERE a.stream = was.stream AND (a.seq <= $6::bigint OR $11)`),
-		l.Owner, l.Epoch, a.Stream, outbox.FormatCreated(created), outbox.FormatCreated(a.Created), int64(a.Seq), a.MsgID, a.Pos,
+		l.Owner, l.Epoch, a.Stream, outboxrow.FormatCreated(created), outboxrow.FormatCreated(a.Created), int64(a.Seq), a.MsgID, a.Pos,
 		a.Older, recall, a.Recall != nil || !a.Created.Equal(created))
 	if err := s.send(ctx, b); err != nil {
 		return fmt.Errorf("set anchor of stream %s in outbox %q: %w", a.Stream, s.cfg.Table, err)

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-5e04d8fb/jetbox"
-	"github.com/seed-5e04d8fb/jetbox/outbox"
+	"github.com/seed-5e04d8fb/jetbox/internal/outboxrow"
 )
 
 // recallScan is how many rows one page of Recallable looks at.
@@ -46,7 +46,7 @@ func (s *Store) anchors(ctx context.Context) (anchors []jetbox.Anchor, err error
 			return nil, err
 		}
 		a.At = time.UnixMilli(at).UTC()
-		if a.Created, err = outbox.ParseCreated(created); err != nil {
+		if a.Created, err = outboxrow.ParseCreated(created); err != nil {
 			return nil, err
 		}
 		if recall.Valid {
@@ -63,13 +63,13 @@ func (s *Store) anchors(ctx context.Context) (anchors []jetbox.Anchor, err error
 // recordAnchors notes the last message on each stream of what is recorded. Only a
 // relay that has looked at the stream says that it is another one ([Store.SetAnchor]).
 func (s *Store) recordAnchors(ctx context.Context, tx *sql.Tx, outcomes []jetbox.Outcome, now int64) error {
-	for _, o := range outbox.Last(outcomes) {
+	for _, o := range outboxrow.Last(outcomes) {
 		_, err := tx.ExecContext(ctx, s.sql(`INSERT INTO "{t}_stream" AS s (stream, created, seq, msg_id, pos, at) VALUES (?, ?, ?, ?, ?, ?)
 			ON CONFLICT (stream) DO UPDATE SET at = max(s.at, excluded.at), seq = max(s.seq, excluded.seq),
 				msg_id = CASE WHEN excluded.seq > s.seq THEN excluded.msg_id ELSE s.msg_id END,
 				pos = CASE WHEN excluded.seq > s.seq THEN excluded.pos ELSE s.pos END
 			WHERE s.created = excluded.created`),
-			o.Stream, outbox.FormatCreated(o.Created), int64(o.StreamSeq), o.MsgID, o.Pos, now)
+			o.Stream, outboxrow.FormatCreated(o.Created), int64(o.StreamSeq), o.MsgID, o.Pos, now)
 		if err != nil {
 			return err
 		}
@@ -94,7 +94,7 @@ func (s *Store) SetAnchor(ctx context.Context, l jetbox.Lease, created time.Time
 		_, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}_stream" SET since = CASE WHEN created <> ?3 THEN at ELSE since END,
 			created = ?3, seq = ?4, msg_id = ?5, pos = ?6, at = max(at, ?7), older = ?8, recall = ?9
 			WHERE stream = ?1 AND created = ?2 AND recall IS NULL`),
-			a.Stream, outbox.FormatCreated(created), outbox.FormatCreated(a.Created), int64(a.Seq), a.MsgID, a.Pos, millis(a.At), a.Older, recall)
+			a.Stream, outboxrow.FormatCreated(created), outboxrow.FormatCreated(a.Created), int64(a.Seq), a.MsgID, a.Pos, millis(a.At), a.Older, recall)
 		return err
 	})
 	if err != nil {
