@@ -51,9 +51,9 @@ type Config struct {
 	// server does not tell.
 	Grace time.Duration
 
-	// MaxReplays is how often a letter may be replayed: one that has failed again
-	// each time is refused after that, since its handler is not mended. Replay it
-	// through a Letters with a higher one. Default 5.
+	// MaxReplays is how often a letter may be replayed: one that waits again after
+	// that many is refused, since its handler is not mended. Replay it through a
+	// Letters with a higher one. Default 5.
 	MaxReplays int
 
 	// KeepClosed is for how long a letter is kept after it was replayed or

@@ -22,8 +22,8 @@ const replayInfix = "/replay/"
 // maxKeep is a maximum age that nobody will live to see end.
 const maxKeep = 100 * 365 * 24 * time.Hour
 
-// ErrReplayedTooOften is returned for a letter that has failed again after each of
-// Config.MaxReplays replays. Mend its handler, then replay it through a Letters
+// ErrReplayedTooOften is returned for a letter that waits again after
+// Config.MaxReplays replays, those that the stream refused included. Mend its handler, then replay it through a Letters
 // with a higher MaxReplays, or discard it.
 var ErrReplayedTooOften = errors.New("dead letter was replayed too often")
 
@@ -32,7 +32,12 @@ func replayID(l Letter) string { return l.ID + replayInfix + strconv.Itoa(l.Repl
 // Replay publishes a letter's message again on its original subject, for the
 // consumer it failed at, and returns the letter as it is then. Its message ID
 // is fresh, so that the duplicate window does not swallow it; its
-// Idempotency-Key is the same as ever, so that a ledger still knows it.
+// Idempotency-Key is the same as ever, so that a ledger still knows it: the letter
+// of a message whose effect has happened is closed, and the effect not repeated.
+//
+// All consumers of the stream get the message. Those of package consumer skip it
+// when it is not for them. Others must do that themselves: acknowledge what has a
+// Jetbox-Replay-For header other than their own "<stream>/<consumer>".
 //
 // A letter that another replay has left replaying is taken over: its message is
 // looked for on the stream and published only when it is not there. Of several
@@ -42,7 +47,7 @@ func replayID(l Letter) string { return l.ID + replayInfix + strconv.Itoa(l.Repl
 // times is refused with [ErrReplayedTooOften].
 //
 // After any other error call Replay again. A letter whose replay the stream
-// refused is open again.
+// refused for sure is open again.
 func (s *Letters) Replay(ctx context.Context, id string) (Letter, error) {
 	l, err := s.find(ctx, id)
 	if err != nil {
@@ -67,7 +72,7 @@ func (s *Letters) replayable(l Letter) error {
 	if l.State == StateReplaying || l.Replays < s.cfg.MaxReplays {
 		return nil
 	}
-	return fmt.Errorf("letter %s has failed again after %d replays, at most %d are allowed: %w", l.ID, l.Replays, s.cfg.MaxReplays, ErrReplayedTooOften)
+	return fmt.Errorf("letter %s waits again after %d replays, at most %d are allowed: %w", l.ID, l.Replays, s.cfg.MaxReplays, ErrReplayedTooOften)
 }
 
 func (s *Letters) replay(ctx context.Context, l Letter) (Letter, error) {
@@ -189,6 +194,7 @@ func replayMessage(l Letter) *nats.Msg {
 // publishReplay publishes m and returns its stream sequence. Since began nobody
 // has proved that the message is not there yet.
 func (s *Letters) publishReplay(ctx context.Context, l Letter, m *nats.Msg, began time.Time, window time.Duration) (uint64, error) {
+	var unknown bool // an attempt had no answer: it may have stored the message
 	for attempt := 1; ; attempt++ {
 		// Whoever else is at the letter publishes under the same message ID.
 		// Only within the duplicate window that makes one message of two.
@@ -199,9 +205,12 @@ func (s *Letters) publishReplay(ctx context.Context, l Letter, m *nats.Msg, bega
 		switch {
 		case err == nil:
 			return ack.Sequence, nil
-		case refused(err), errors.Is(err, jetstream.ErrNoStreamResponse):
+		case !refused(err) && !errors.Is(err, jetstream.ErrNoStreamResponse):
+			unknown = true
+		case !unknown:
 			return 0, s.reopen(ctx, l, err)
-		case attempt == askAttempts:
+		}
+		if attempt == askAttempts {
 			return 0, fmt.Errorf("publish to %s: %w", l.Subject, err)
 		}
 		if err := sleep(ctx, askPause<<attempt); err != nil {

@@ -1,6 +1,7 @@
 package dlq
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -8,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/seed-5e04d8fb/jetbox"
@@ -188,6 +190,49 @@ func TestReplayTakenOverLooksAgainAfterALongLook(t *testing.T) {
 		if l, err := s.Replay(t.Context(), id); err != nil || l.ReplaySeq != 2 {
 			t.Errorf("Replay = %d, %v, want the other's message 2", l.ReplaySeq, err)
 		}
+		if n := len(w.replayed()); n != 1 {
+			t.Errorf("replays on the stream = %d, want 1", n)
+		}
+	})
+}
+
+// The first attempt is stored and its answer lost, the second refused: what the
+// stream said last is no proof that it has no message.
+func TestReplayOfUnknownOutcomeIsNotTakenForRefused(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		id := w.park(w.event("billing", "events.a", "k1", []byte("x"))).ID
+		box := &deafBox{srv: w.srv}
+		nc, err := nats.Connect("", nats.InProcessServer(box))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		js, err := jetstream.New(nc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		subjects := func(want string) {
+			cfg := w.events.CachedInfo().Config
+			cfg.Subjects = []string{want}
+			if _, err := w.js.UpdateStream(context.Background(), cfg); err != nil {
+				t.Error(err)
+			}
+		}
+		s := w.newLetters(js, Config{})
+		s.testOnlyCrash = func(at string) error {
+			if at == "replaying stored" {
+				box.deafFor(askTimeout)
+				time.AfterFunc(time.Second, func() { subjects("other.>") })
+			}
+			return nil
+		}
+		if _, err := s.Replay(t.Context(), id); err == nil {
+			t.Error("Replay without a PubAck succeeded")
+		}
+		w.wantState(id, StateReplaying)
+		subjects("events.>")
+		w.replay(id)
+		w.wantState(id, StateReplayed)
 		if n := len(w.replayed()); n != 1 {
 			t.Errorf("replays on the stream = %d, want 1", n)
 		}

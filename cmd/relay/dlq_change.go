@@ -24,8 +24,8 @@ func dlqReplayCommand() *command {
 Each message is published again for the consumer it failed at, with a fresh
 message ID and the same idempotency key. It can be interrupted and run again: a
 letter left replaying is taken over at once, and published only if it was not.
-Without a choice all letters that wait are replayed. Never asks. A letter that has
-failed again after --max-replays replays is refused: a higher number lets it go.`,
+Without a choice all letters that wait are replayed. Never asks. A letter that waits
+again after --max-replays replays is refused: a higher number lets it go.`,
 		flags: func(fs *flag.FlagSet) {
 			f.define(fs)
 			fs.BoolVar(&f.dryRun, "dry-run", false, "say what would be replayed and change nothing")

@@ -217,7 +217,7 @@ func TestReplayOfLettersIsChosenTriedOutAndLimited(t *testing.T) {
 		}
 	}
 	d.want(exitFine, a.ID+": would be refused: replayed 5 times\n1 letter would be replayed\n", "replay", "--dry-run")
-	d.want(exitFailed, "letter "+a.ID+" has failed again after 5 replays, at most 5 are allowed", "replay", a.ID)
+	d.want(exitFailed, "letter "+a.ID+" waits again after 5 replays, at most 5 are allowed", "replay", a.ID)
 	d.want(exitFailed, "relay: 1 of 2 letters could not be replayed\nrelay: hint: relay dlq show tells why", "replay")
 	out = d.want(exitFine, "", "show", a.ID)
 	for n := range 4 {
