@@ -123,6 +123,15 @@ func (d *Delivery) failure(reason, text string) jetbox.Failure {
 	}
 }
 
+// letterName is how a term names the dead letter that was stored before it: see
+// package termreason.
+func (d *Delivery) letterName() string {
+	if d.Letter != "" && d.ReplayFor == d.Stream+"/"+d.Consumer {
+		return d.Letter
+	}
+	return fmt.Sprintf("%d-%d", d.StreamSeq, d.Stored.UnixNano())
+}
+
 // where names the message in errors and logs.
 func (d *Delivery) where() string {
 	return fmt.Sprintf("%s/%s %d", d.Stream, d.Consumer, d.StreamSeq)

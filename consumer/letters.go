@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/internal/delay"
+	"github.com/seed-5e04d8fb/jetbox/internal/termreason"
 )
 
 // DeadLetters stores what a consumer could not handle. Its methods are called
@@ -71,8 +72,9 @@ func (r *run) intend(m *message) (ready bool) {
 // nobody would look at it again.
 func (r *run) park(m *message, reason string, err error, done func()) {
 	text := clip(err.Error(), maxErrText)
+	why := termReason(reason + ": " + text)
 	term := func() {
-		r.send(m, ackTerm+" "+termReason(reason+": "+text))
+		r.send(m, ackTerm+" "+why)
 		r.hand.remove(m)
 		done()
 	}
@@ -80,6 +82,7 @@ func (r *run) park(m *message, reason string, err error, done func()) {
 		term()
 		return
 	}
+	why = termreason.Join(why, m.d.letterName())
 	store := func(ctx context.Context) error {
 		return r.cfg.DeadLetters.Park(ctx, m.d.failure(reason, text))
 	}

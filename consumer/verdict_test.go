@@ -154,7 +154,8 @@ func TestLastFailedDeliveryIsParkedBeforeItIsTerminated(t *testing.T) {
 			b.Errorf("intent = %+v, want the letter without its error", in)
 		}
 		terms := b.answersLike(2, "+TERM")
-		if termsAtPark != 0 || len(terms) != 1 || terms[0].text != "+TERM max_deliveries: attempt 3: dependency down" {
+		why := fmt.Sprintf("+TERM max_deliveries: attempt 3: dependency down [letter 2-%d]", f.Stored.UnixNano())
+		if termsAtPark != 0 || len(terms) != 1 || terms[0].text != why {
 			b.Errorf("terms before the letter = %d, after = %v, want 0 and one with the reason", termsAtPark, terms)
 		}
 		if n := len(seen.of("bad")); n != 3 {
@@ -208,8 +209,9 @@ func TestPermanentErrorIsParkedAtOnce(t *testing.T) {
 		if want := "handle: no such customer\nsecond line"; parked[0].f.Err != want {
 			b.Errorf("error in the letter = %q, want %q", parked[0].f.Err, want)
 		}
-		if terms := b.answersLike(1, "+TERM"); len(terms) != 1 || terms[0].text != "+TERM terminated: handle: no such customer" {
-			b.Errorf("terms = %v, want one with the first line", terms)
+		want := fmt.Sprintf("+TERM terminated: handle: no such customer [letter 1-%d]", parked[0].f.Stored.UnixNano())
+		if terms := b.answersLike(1, "+TERM"); len(terms) != 1 || terms[0].text != want {
+			b.Errorf("terms = %v, want %q: the first line and the letter", terms, want)
 		}
 		b.wantSettled()
 	})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/internal/termreason"
 )
 
 // advisory is what the server says about a message it will not deliver again.
@@ -75,7 +76,8 @@ func (a advisory) failure() jetbox.Failure {
 		Reason:     jetbox.ReasonMaxDeliveries,
 	}
 	if a.Type == typeTerminated {
-		f.Reason, f.Err = jetbox.ReasonTerminated, a.Reason
+		f.Reason = jetbox.ReasonTerminated
+		f.Err, _ = termreason.Split(a.Reason)
 	}
 	return f
 }

@@ -100,6 +100,75 @@ func TestConsumerParksAndReplayReachesItAlone(t *testing.T) {
 	})
 }
 
+// The term of a replay removes it from a work queue before the router hears of it.
+// Its letter is the one it came from, whether the consumer names that or the router
+// has to find it.
+func TestReplayTerminatedOnAWorkQueueReopensItsLetterOnly(t *testing.T) {
+	for _, foreign := range []bool{false, true} {
+		inBubble(t, func(t *testing.T, w *world) {
+			w.runRouter(w.letters, RouterConfig{})
+			f := w.event("billing", "events.a", "k1", []byte("x"))
+			w.park(f) // a foreign consumer's is gone with its term
+			var c jetstream.Consumer
+			if foreign {
+				c = w.newConsumer(jetstream.ConsumerConfig{Durable: "billing"})
+			} else {
+				defer w.runConsumer("billing", func(context.Context, *consumer.Delivery) error {
+					return jetbox.Permanent(errors.New("never"))
+				})()
+			}
+			term := func() {
+				if foreign {
+					if m := w.next(c); m == nil || m.TermWithReason("never") != nil {
+						t.Fatal("nothing to terminate")
+					}
+				}
+				time.Sleep(time.Minute)
+			}
+			if _, err := w.js.Publish(t.Context(), "events.b", nil); err != nil {
+				t.Fatal(err)
+			}
+			term()
+			term()
+			for n := 1; n <= 3; n++ {
+				w.replay(ownID(f))
+				term()
+				l := w.wantState(ownID(f), StateOpen)
+				if l.Replays != n || string(l.Payload) != "x" || l.Error != "never" {
+					t.Errorf("foreign %v: letter = %+v, want it open after %d replays, with payload and error", foreign, l, n)
+				}
+			}
+			w.wantMsgs("DLQ", 2)
+			w.wantMsgs("EVENTS", 0)
+		}, workQueue)
+	}
+}
+
+// A header block that is none reaches the consumer's handler as no headers at all,
+// with the payload, and its letter the same way.
+func TestConsumerParksWhatHasUndecodableHeaders(t *testing.T) {
+	for _, adjust := range []func(*jetstream.StreamConfig){func(*jetstream.StreamConfig) {}, workQueue} {
+		inBubble(t, func(t *testing.T, w *world) {
+			w.garbage("events.a", "GARBAGE\r\n", "x")
+			w.event("billing", "events.a", "k2", []byte("y"))
+			w.runRouter(w.letters, RouterConfig{})
+			defer w.runConsumer("billing", func(_ context.Context, d *consumer.Delivery) error {
+				if string(d.Payload) == "x" {
+					return errors.New("who is this for?")
+				}
+				return nil
+			})()
+			time.Sleep(5 * time.Minute)
+			letters := w.list(Filter{})
+			if len(letters) != 1 || string(letters[0].Payload) != "x" || letters[0].Error != "who is this for?" || letters[0].Deliveries != 3 {
+				t.Fatalf("letters = %+v, want one with the payload", letters)
+			}
+			w.replay(letters[0].ID)
+			w.wantMsgs("DLQ", 1)
+		}, adjust)
+	}
+}
+
 // Two consumers fail at random, routers come and go, the broker restarts. In
 // the end there is a letter for each message a consumer did not handle, each
 // once; and after replaying them all to mended handlers everything is handled

@@ -54,7 +54,12 @@ var rights = map[string][]string{
 		"$JS.API.STREAM.MSG.GET.EVENTS",
 		"dlq.EVENTS.>",
 		"$JS.API.STREAM.MSG.GET.DLQ",
-		"$JS.API.STREAM.INFO.DLQ", // looks for the letter of a message that is gone
+		// To find the letter of a message that is gone.
+		"$JS.API.STREAM.INFO.DLQ",
+		"$JS.API.CONSUMER.CREATE.DLQ.*.dlq.EVENTS.>",
+		"$JS.API.CONSUMER.MSG.NEXT.DLQ.*",
+		"$JS.API.CONSUMER.INFO.DLQ.*",
+		"$JS.API.CONSUMER.DELETE.DLQ.*",
 	},
 	// What the router needs on top for a work-queue or interest stream.
 	"sweeper": {
@@ -166,7 +171,7 @@ func (w *watched) check(name string) {
 	w.guarded.t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, err := range w.denied {
+	for _, err := range w.denied[:min(len(w.denied), 3)] {
 		w.guarded.t.Errorf("%s: %v", name, err)
 	}
 	for _, right := range w.rights {
@@ -391,6 +396,7 @@ func (g *guarded) work() {
 	}
 	a.event("foreign", "events.foreign.bad", "f1", []byte("f1"))
 	a.exhaust(foreign)
+	time.Sleep(2 * time.Minute) // its letter is not the last one then
 	gone := a.event("foreign", "events.foreign.gone", "f2", []byte("f2"))
 	if m := a.next(foreign); m == nil || m.Term() != nil {
 		t.Fatal("nothing to terminate")

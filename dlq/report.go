@@ -123,6 +123,9 @@ func (s *Letters) report(ctx context.Context, f jetbox.Failure, state State) (l 
 // parts where it is too large. The parts come first: a letter that is there is
 // whole.
 func (s *Letters) putWhole(ctx context.Context, next Letter, current *Letter, maxMsgSize int32) (Letter, error) {
+	if next.payloadLost() {
+		next.Error = joinError(next.Error, fmt.Sprintf("payload unavailable: message %d is gone from stream %s", next.StreamSeq, next.Stream))
+	}
 	next, parts := fitWhole(next, s.limits(maxMsgSize))
 	if err := s.storeParts(ctx, next, parts); err != nil {
 		return Letter{}, err
@@ -204,7 +207,6 @@ func (s *Letters) letter(f jetbox.Failure, id string, state State) Letter {
 	}
 	if f.Subject == "" {
 		l.PayloadMissing = true
-		l.Error = joinError(l.Error, fmt.Sprintf("payload unavailable: message %d is gone from stream %s", f.Seq, f.Stream))
 	}
 	return l
 }

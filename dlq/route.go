@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/internal/termreason"
 )
 
 // postponed says that an advisory has its letter, but that its message cannot
@@ -44,6 +45,9 @@ func (r *Router) park(ctx context.Context, a advisory) error {
 	}
 	if a.Type == typeTerminated && removalReasons[a.Reason] {
 		return &rejected{"the message was removed, not given up"}
+	}
+	if there, err := r.hasLetter(ctx, a); err != nil || there {
+		return err
 	}
 	// Looked up each time: the answer decides whether a sequence means the
 	// message the advisory is about.
@@ -88,9 +92,31 @@ func (r *Router) parkMessage(ctx context.Context, st jetstream.Stream, f jetbox.
 	return r.removeOriginal(ctx, st, f)
 }
 
+// hasLetter reports whether the letter that a consumer of this library has stored
+// before its term is there. It names it in its reason: a terminated message may be
+// gone, and then nothing else leads to the letter so directly. Who forges a reason
+// gains nothing: there is a letter.
+func (r *Router) hasLetter(ctx context.Context, a advisory) (there bool, err error) {
+	_, name := termreason.Split(a.Reason)
+	if a.Type != typeTerminated || name == "" {
+		return false, nil
+	}
+	s := r.letters
+	id := strings.Join([]string{s.cfg.Prefix, a.Stream, a.Consumer, name}, ".")
+	if strings.Contains(name, ".") {
+		id = name // a replay belongs to the letter it came from
+	}
+	of, err := parseID(s.cfg.Prefix, id)
+	if err != nil || of.stream != a.Stream || of.consumer != a.Consumer || id != name && of.seq != a.StreamSeq {
+		return false, nil //nolint:nilerr // it names no letter
+	}
+	l, err := s.last(ctx, id)
+	return l != nil && l.State != "" && l.State != StateIntent, err
+}
+
 // parkGone deals with a failed message that nobody can read any more. Whoever
 // read it in time knows when it was stored, which we do not; so their letter is
-// looked for by its sequence.
+// looked for by its sequence, and then the letter of which it was a replay.
 func (r *Router) parkGone(ctx context.Context, f jetbox.Failure, info *jetstream.StreamInfo) error {
 	s := r.letters
 	st, err := s.js.Stream(ctx, s.cfg.Stream)
@@ -98,7 +124,8 @@ func (r *Router) parkGone(ctx context.Context, f jetbox.Failure, info *jetstream
 		return fmt.Errorf("look up stream %s: %w", s.cfg.Stream, err)
 	}
 	// Fresh subjects, all of them: the cached info has none.
-	letters, err := st.Info(ctx, jetstream.WithSubjectFilter(strings.Join([]string{s.cfg.Prefix, f.Stream, f.Consumer, "*"}, ".")))
+	filter := s.listSubject(Filter{Stream: f.Stream, Consumer: f.Consumer})
+	letters, err := st.Info(ctx, jetstream.WithSubjectFilter(filter))
 	if err != nil {
 		return fmt.Errorf("look for a letter of message %d: %w", f.Seq, err)
 	}
@@ -108,7 +135,21 @@ func (r *Router) parkGone(ctx context.Context, f jetbox.Failure, info *jetstream
 		// A letter from before the stream was created is about another message.
 		if err == nil && of.seq == f.Seq && !of.stored.Before(info.Created) {
 			f.Stored = of.stored
-			break
+			_, _, err = s.report(ctx, f, StateOpen)
+			return err
+		}
+	}
+	if len(letters.State.Subjects) > 0 {
+		err = scan(ctx, st, filter, 1, true, func(m *record) (more bool) {
+			l := newLetter(m, s.cfg.Prefix)
+			if l.ReplaySeq != f.Seq || l.Updated.Before(info.Created) {
+				return true
+			}
+			f.Header = replayMessage(l).Header
+			return false
+		})
+		if err != nil {
+			return fmt.Errorf("look for a letter that was replayed as message %d: %w", f.Seq, err)
 		}
 	}
 	_, _, err = s.report(ctx, f, StateOpen)

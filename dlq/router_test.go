@@ -513,16 +513,7 @@ func TestRouterIsRestartedManyTimes(t *testing.T) {
 // with its payload.
 func TestMessageWithUndecodableHeadersIsParked(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		conn, err := w.srv.InProcessConn()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		go func() { _, _ = io.Copy(io.Discard, conn) }() // ends with the connection
-		if _, err := conn.Write([]byte("CONNECT {\"headers\":true,\"verbose\":false}\r\nHPUB events.a 9 10\r\nGARBAGE\r\nx\r\n")); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(time.Second)
+		w.garbage("events.a", "GARBAGE\r\n", "x")
 		w.wantMsgs("EVENTS", 1)
 		w.runRouter(w.letters, RouterConfig{})
 		w.exhaust(w.newConsumer(jetstream.ConsumerConfig{Durable: "c", MaxDeliver: 1}))
@@ -532,4 +523,21 @@ func TestMessageWithUndecodableHeadersIsParked(t *testing.T) {
 			t.Errorf("letters = %+v, want one with the payload", l)
 		}
 	})
+}
+
+// garbage publishes as a raw client can, with a header block that is none.
+func (w *world) garbage(subject, block, payload string) {
+	w.t.Helper()
+	conn, err := w.srv.InProcessConn()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer conn.Close()
+	go func() { _, _ = io.Copy(io.Discard, conn) }() // ends with the connection
+	_, err = fmt.Fprintf(conn, "CONNECT {\"headers\":true,\"verbose\":false}\r\nHPUB %s %d %d\r\n%s%s\r\n",
+		subject, len(block), len(block)+len(payload), block, payload)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	time.Sleep(time.Second)
 }

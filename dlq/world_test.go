@@ -46,7 +46,8 @@ func inBubble(t *testing.T, f func(t *testing.T, w *world), adjust ...func(*jets
 
 func (w *world) connect(opts ...nats.Option) jetstream.JetStream {
 	w.t.Helper()
-	nc, err := w.srv.Connect(append(opts, nats.MaxReconnects(-1))...)
+	quiet := nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}) // it would print
+	nc, err := w.srv.Connect(append([]nats.Option{quiet, nats.MaxReconnects(-1)}, opts...)...)
 	if err != nil {
 		w.t.Fatal(err)
 	}
