@@ -62,6 +62,49 @@ func TestChaosLetters(t *testing.T) {
 	}
 }
 
+// A letter too many: the message was handled, its ack lost, and the server reported
+// it as exhausted. Replayed, the ledger knows it, and the letter is closed.
+func TestReplayOfWhatWasHandledIsClosedAsADuplicate(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		ctx := b.t.Context()
+		led, err := ledger.New(ctx, b.store.DB(), ledger.Config{})
+		b.must(err)
+		var duplicates, handled atomic.Int32
+		c, err := consumer.New(b.js, consumer.Once(led, func(ctx context.Context, tx *sql.Tx, d *consumer.Delivery) error {
+			handled.Add(1)
+			_, err := tx.ExecContext(ctx, "INSERT INTO shipped VALUES (?, 1)", d.AggregateID)
+			return err
+		}), consumer.Config{
+			Stream: "EVENTS", Durable: "shipping", DeadLetters: b.letters, Logger: slog.New(slog.DiscardHandler),
+			DuplicateFunc: func(*consumer.Delivery) { duplicates.Add(1) },
+		})
+		b.must(err)
+		b.run(c.Run)
+		b.relay(b.store, relay.Config{})
+		b.must(b.order("o-1", nil))
+		time.Sleep(time.Second)
+		st, err := b.admin.Stream(ctx, "EVENTS")
+		b.must(err)
+		m, err := st.GetMsg(ctx, 1)
+		b.must(err)
+		b.must(b.letters.Park(ctx, jetbox.Failure{
+			Stream: "EVENTS", Consumer: "shipping", Seq: 1, Stored: m.Time, Subject: m.Subject, Header: m.Header, Payload: m.Data,
+			Deliveries: 5, Reason: jetbox.ReasonMaxDeliveries,
+		}))
+		letter := b.oneLetter()
+		_, err = b.letters.Replay(ctx, letter.ID)
+		b.must(err)
+		time.Sleep(time.Minute)
+		if n := b.count("SELECT count(*) FROM shipped"); n != 1 || handled.Load() != 1 || duplicates.Load() != 1 {
+			b.t.Errorf("shipped %d times, handler ran %d times, %d duplicates; want 1 each", n, handled.Load(), duplicates.Load())
+		}
+		letter, err = b.letters.Show(ctx, letter.ID)
+		if err != nil || letter.State != dlq.StateReplayed {
+			b.t.Errorf("letter is %q, %v, want %q", letter.State, err, dlq.StateReplayed)
+		}
+	})
+}
+
 // post is one run. What goes wrong is drawn from the seed; which message a handler
 // fails at depends on nothing but seed, consumer and message.
 type post struct {
@@ -380,7 +423,7 @@ func (p *post) operators() {
 	for i := range 2 {
 		r := p.rand(10 + i)
 		wg.Go(func() {
-			for range 4 {
+			for range 8 {
 				var left atomic.Bool
 				x := p.start(func(_ jetstream.JetStream, letters *dlq.Letters) (func(context.Context) error, error) {
 					return func(ctx context.Context) error {
