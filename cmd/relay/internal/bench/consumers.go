@@ -166,6 +166,14 @@ func (r *rig) consume(ctx context.Context, n int, create func(consumer.Config) (
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, r.deleteConsumer(ctx, durable)) }()
+	// As it would be created by Run: the yardstick's is there before the clock
+	// starts, too.
+	_, err = r.js.CreateConsumer(ctx, r.cfg.Stream.Name, jetstream.ConsumerConfig{
+		Durable: durable, AckPolicy: jetstream.AckExplicitPolicy, MaxDeliver: 5, MaxAckPending: 10_000,
+	})
+	if err != nil {
+		return 0, fmt.Errorf("create consumer %s: %w", durable, err)
+	}
 	began := time.Now()
 	return timeConsumer(ctx, start(ctx, c.Run), &handled, n, began)
 }
