@@ -486,6 +486,62 @@ func TestParkFailsUntilTheDeadLetterStreamTakesIt(t *testing.T) {
 	})
 }
 
+// The PubAck of a letter is lost, or the answer to every question for a while: the
+// letter is there once, and its reporter learns that it is.
+func TestLostAnswersToALetterAreSettledByReadingBack(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		box := &deafBox{srv: w.srv}
+		nc, err := nats.Connect("", nats.InProcessServer(box), nats.MaxReconnects(-1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		js, err := jetstream.New(nc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var opened int
+		s := w.newLetters(js, Config{RoutedFunc: func(string) { opened++ }})
+		f := w.event("billing", "events.a", "k1", []byte("x"))
+		for n, report := range []func() error{
+			func() error { return s.Intend(t.Context(), f) },
+			func() error { return s.Park(t.Context(), f) },
+		} {
+			box.deafFor(time.Second)
+			if err := report(); err != nil {
+				t.Errorf("report %d with a lost answer: %v", n, err)
+			}
+			w.wantMsgs("DLQ", 1)
+			if l := w.show(ownID(f)); l.Seq != uint64(n+1) {
+				t.Errorf("report %d: the letter was written %d times, want %d", n, l.Seq, n+1)
+			}
+		}
+		if opened != 1 {
+			t.Errorf("letters counted as opened = %d, want 1", opened)
+		}
+		// Somebody else's letter is in the way of an attempt without an answer.
+		g := w.event("billing", "events.a", "k2", []byte("y"))
+		other := g
+		other.Err = "another error"
+		box.deafFor(time.Minute)
+		done := make(chan error)
+		go func() { done <- s.Park(t.Context(), g) }()
+		time.Sleep(time.Second)
+		if err := w.letters.Park(t.Context(), other); err != nil {
+			t.Fatal(err)
+		}
+		<-done
+		time.Sleep(time.Minute)
+		if err := s.Park(t.Context(), g); err != nil {
+			t.Errorf("Park after the silence: %v", err)
+		}
+		w.wantMsgs("DLQ", 2)
+		if l := w.wantState(ownID(g), StateOpen); l.Error != "boom" {
+			t.Errorf("Error = %q, want that of whoever was first", l.Error)
+		}
+	})
+}
+
 // What is no letter may not hide one; what a later version wrote stays.
 func TestForeignMessageOnALettersSubject(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {

@@ -364,6 +364,141 @@ func TestExhaustedMessageOfAnInterestStreamStaysForItsOtherConsumers(t *testing.
 	}, func(c *jetstream.StreamConfig) { c.Retention = jetstream.InterestPolicy })
 }
 
+// BR-55, run 3: an exhausted message of an interest stream, another consumer that
+// has acknowledged it, and a restart of the broker before the router runs.
+func TestExhaustedMessageOfAnInterestStreamSurvivesARestart(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.newConsumer(jetstream.ConsumerConfig{Durable: "c", MaxDeliver: 2})
+		other := w.newConsumer(jetstream.ConsumerConfig{Durable: "other"})
+		f := w.event("c", "events.a", "k1", []byte("x"))
+		w.exhaust(c)
+		w.ackNext(other)
+		if err := w.srv.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second)
+		w.runRouter(w.letters, RouterConfig{})
+		w.wantRouted("router-EVENTS")
+		letters := w.list(Filter{})
+		if len(letters) != 1 || letters[0].StreamSeq != f.Seq || letters[0].Consumer != "c" {
+			t.Fatalf("letters = %+v, want the one of consumer c", letters)
+		}
+		if l := letters[0]; string(l.Payload) != "x" {
+			t.Errorf("letter = %+v, want the payload", l)
+		}
+		w.wantMsgs("EVENTS", 0)
+	}, interestStream)
+}
+
+// Each consumer has a letter of its own, and the message leaves with the last one.
+func TestTwoConsumersExhaustOneMessageOfAnInterestStream(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		a := w.newConsumer(jetstream.ConsumerConfig{Durable: "a", MaxDeliver: 1})
+		b := w.newConsumer(jetstream.ConsumerConfig{Durable: "b", MaxDeliver: 2})
+		w.event("a", "events.a", "k1", []byte("x"))
+		w.runRouter(w.letters, RouterConfig{MaxBackoff: 5 * time.Second})
+		w.exhaust(a)
+		time.Sleep(time.Minute)
+		w.wantMsgs("EVENTS", 1)
+		w.exhaust(b)
+		w.wantRouted("router-EVENTS")
+		w.wantMsgs("DLQ", 2)
+		w.wantSeqs(Filter{Consumer: "a"}, 1)
+		w.wantSeqs(Filter{Consumer: "b"}, 1)
+		w.wantMsgs("EVENTS", 0)
+	}, interestStream)
+}
+
+// Two services share an account, and with it the stream of advisories: each router
+// takes its own, also while the other is down.
+func TestServicesInOneAccountRouteTheirOwnAdvisories(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		_, err := w.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders.>"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		theirs := w.newLetters(w.js, Config{Stream: "THEIRS", Prefix: "theirs"})
+		if _, err := theirs.Setup(t.Context(), "ORDERS"); err != nil {
+			t.Fatal(err)
+		}
+		w.event("c", "events.a", "k1", nil)
+		if _, err := w.js.Publish(t.Context(), "orders.a", nil); err != nil {
+			t.Fatal(err)
+		}
+		w.exhaust(w.newConsumer(jetstream.ConsumerConfig{Durable: "c", MaxDeliver: 1}))
+		c, err := w.js.CreateConsumer(t.Context(), "ORDERS", jetstream.ConsumerConfig{Durable: "c", AckPolicy: jetstream.AckExplicitPolicy, MaxDeliver: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.exhaust(c)
+		w.runRouter(w.letters, RouterConfig{})
+		w.wantRouted("router-EVENTS")
+		w.wantMsgs("DLQ", 1)
+		w.wantMsgs("THEIRS", 0)
+		w.runRouter(theirs, RouterConfig{EventStream: "ORDERS"})
+		w.wantRouted("router-ORDERS")
+		w.wantMsgs("DLQ", 1)
+		w.wantMsgs("THEIRS", 1)
+	})
+}
+
+// BR-56 b: the limit is lowered below the deliveries a message has had.
+func TestMessageBeyondALoweredLimitIsParked(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.runRouter(w.letters, RouterConfig{})
+		cfg := jetstream.ConsumerConfig{Durable: "c", AckPolicy: jetstream.AckExplicitPolicy, MaxDeliver: -1}
+		c := w.newConsumer(cfg)
+		f := w.event("c", "events.a", "k1", []byte("x"))
+		for range 4 {
+			w.exhaustOnce(c)
+		}
+		cfg.MaxDeliver = 2
+		if _, err := w.js.UpdateConsumer(t.Context(), "EVENTS", cfg); err != nil {
+			t.Fatal(err)
+		}
+		if m := w.next(c); m != nil {
+			t.Fatal("delivered beyond the limit")
+		}
+		w.wantRouted("router-EVENTS")
+		if l := w.wantState(ownID(f), StateOpen); l.Deliveries != 4 {
+			t.Errorf("deliveries = %d, want 4", l.Deliveries)
+		}
+	})
+}
+
+// Anybody can name a letter in a reason: one that is not there hides nothing, nor
+// does one of another message or consumer.
+func TestForgedNameOfALetterHidesNoFailure(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.newConsumer(jetstream.ConsumerConfig{Durable: "c"})
+		other := w.park(w.event("other", "events.a", "k1", nil))
+		mine := w.event("c", "events.a", "k2", nil)
+		if err := w.letters.Intend(t.Context(), mine); err != nil {
+			t.Fatal(err)
+		}
+		names := []string{"9-9", other.ID, strings.TrimPrefix(other.ID, "dlq.EVENTS.other."), strings.TrimPrefix(ownID(mine), "dlq.EVENTS.c."), "x"}
+		for range names[2:] {
+			w.event("c", "events.a", "", nil)
+		}
+		w.runRouter(w.letters, RouterConfig{})
+		for _, name := range names {
+			if err := w.next(c).TermWithReason("no [letter " + name + "]"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.wantRouted("router-EVENTS")
+		letters := w.list(Filter{Consumer: "c"})
+		if len(letters) != len(names) {
+			t.Errorf("letters = %d, want one for each of %d", len(letters), len(names))
+		}
+		for _, l := range letters {
+			if l.State != StateOpen || !strings.HasPrefix(l.Error, "no") {
+				t.Errorf("letter = %+v, want it open with its reason", l)
+			}
+		}
+	})
+}
+
 // BR-58: the advisory stays, is tried with growing delays, and is parked when
 // the dead-letter stream is back.
 func TestAdvisoriesWaitForTheDeadLetterStream(t *testing.T) {
@@ -394,6 +529,26 @@ func TestAdvisoriesWaitForTheDeadLetterStream(t *testing.T) {
 		if n := len(w.list(Filter{})); n != 5 {
 			t.Errorf("letters after the stream is back = %d, want 5", n)
 		}
+		// And while it is full.
+		full := w.letters.lettersConfig()
+		full.MaxMsgs = 5
+		if _, err := w.js.UpdateStream(t.Context(), full); err != nil {
+			t.Fatal(err)
+		}
+		w.event("c", "events.b", "k5", []byte("x"))
+		worker, err := w.js.Consumer(t.Context(), "EVENTS", "c")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.exhaust(worker)
+		time.Sleep(10 * time.Minute)
+		w.wantMsgs("DLQ", 5)
+		full.MaxMsgs = -1
+		if _, err := w.js.UpdateStream(t.Context(), full); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(90 * time.Second)
+		w.wantMsgs("DLQ", 6)
 	})
 }
 

@@ -164,6 +164,7 @@ func compare(want, have jetstream.StreamConfig) (differences []string, err error
 	if want.MaxMsgsPerSubject > 0 {
 		add("maximum messages per subject", have.MaxMsgsPerSubject, want.MaxMsgsPerSubject, ": old versions of letters stay")
 		add("per-subject discard", have.DiscardNewPerSubject, want.DiscardNewPerSubject, ": letters cannot change state")
+		add("message TTL allowed", have.AllowMsgTTL, want.AllowMsgTTL, ": closed letters stay until they are pruned")
 		add("deny delete", have.DenyDelete, want.DenyDelete, ": intents cannot be withdrawn")
 	}
 	return differences, nil

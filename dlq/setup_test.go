@@ -99,7 +99,12 @@ func TestSetupRefusesLettersInsideTheEventStream(t *testing.T) {
 		if _, err := w.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "GREEDY", Subjects: []string{"other.>"}}); err != nil {
 			t.Fatal(err)
 		}
-		s := w.newLetters(w.js, Config{Stream: "GREEDY"})
+		// Only one stream of an account can capture advisories.
+		s := w.newLetters(w.js, Config{Advisories: "MINE"})
+		if _, err := s.Setup(t.Context(), "EVENTS"); err == nil || !strings.Contains(err.Error(), "overlaps with stream JETBOX_ADVISORIES") {
+			t.Errorf("Setup beside a stream that captures advisories: err = %v, want it to name that one", err)
+		}
+		s = w.newLetters(w.js, Config{Stream: "GREEDY"})
 		if _, err := s.Setup(t.Context()); err == nil || !strings.Contains(err.Error(), "none of which takes dlq.>") {
 			t.Errorf("Setup on a stream that takes no letters: err = %v, want it to say so", err)
 		}
