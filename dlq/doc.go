@@ -21,7 +21,14 @@
 // An intent is stored before the last delivery is handled and withdrawn when
 // that goes well: a handler that kills its process leaves it behind, and it
 // counts as a letter once it is older than the consumer's ack wait. A replay
-// that fails again reopens the same letter, with a higher count.
+// that fails again reopens the same letter, with a higher count and the error of
+// the failure before added to its history, which has the last ten. After
+// Config.MaxReplays replays it is refused, until somebody raises that.
+//
+// Letters are kept until they are replayed or discarded, however long that takes:
+// watch the age of the oldest. Closed ones stay as marks, which absorb late reports
+// of their failure, and expire after Config.KeepClosed; Prune removes them where the
+// dead-letter stream takes no message TTL.
 //
 // A letter has the payload byte for byte and every header except those that
 // command a server (Nats-*) or describe a letter (Dlq-*). A message that only
@@ -40,9 +47,7 @@
 // is published again under the same message ID, and beyond the duplicate window
 // only a ledger makes the effect happen once.
 //
-// Not done here yet: a sweep for exhausted messages nobody reported, expiry of
-// closed letters, a guard against replaying for ever, history of errors beyond
-// the last one. A terminated message that is gone from a work-queue stream
+// Not done here yet: a sweep for exhausted messages nobody reported. A terminated message that is gone from a work-queue stream
 // before a router sees it is looked up among all letters of its consumer, which
 // costs time in proportion to them.
 package dlq
