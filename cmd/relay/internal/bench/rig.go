@@ -83,14 +83,23 @@ func (r *rig) sample(n, keys int) sample { return newSample(n, keys, time.Now().
 // freshStream makes the event stream anew: each measurement finds it empty, and
 // knows no message ID of the one before.
 func (r *rig) freshStream(ctx context.Context) error {
-	if err := r.js.DeleteStream(ctx, r.cfg.Stream.Name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-		return fmt.Errorf("delete stream %s: %w", r.cfg.Stream.Name, err)
+	const tries = 50
+	defer runtime.GC() // what others left behind is not on the next one's bill
+	for range tries {
+		if err := r.js.DeleteStream(ctx, r.cfg.Stream.Name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			return fmt.Errorf("delete stream %s: %w", r.cfg.Stream.Name, err)
+		}
+		s, err := r.js.CreateStream(ctx, r.cfg.Stream)
+		if err != nil {
+			return fmt.Errorf("create stream %s: %w", r.cfg.Stream.Name, err)
+		}
+		// A stream that is created at once after its deletion may have all of its
+		// messages again, without their IDs (nats-server 2.15.3).
+		if s.CachedInfo().State.Msgs == 0 {
+			return nil
+		}
 	}
-	if _, err := r.js.CreateStream(ctx, r.cfg.Stream); err != nil {
-		return fmt.Errorf("create stream %s: %w", r.cfg.Stream.Name, err)
-	}
-	runtime.GC() // what others left behind is not on this one's bill
-	return nil
+	return fmt.Errorf("stream %s is not empty after %d tries to create it anew", r.cfg.Stream.Name, tries)
 }
 
 // expectStored checks that a measurement has left so many messages on the stream.
