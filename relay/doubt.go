@@ -23,6 +23,9 @@ type doubt struct {
 	at    position  // from where; without a time of creation where no claim says it
 	since time.Time // or from when, by the broker's clock
 	rows  []jetbox.Row
+
+	// guessed means that since is by the clock of who wrote the rows.
+	guessed bool
 }
 
 // verify settles rows that may be on their streams already, where the broker would
@@ -117,8 +120,7 @@ func (v *verdicts) rest(rows []jetbox.Row) (left []jetbox.Row) {
 	return left
 }
 
-// sort sorts the rows to look for by stream and place. What no claim tells where to look
-// for is sent unverified.
+// sort sorts the rows to look for by stream and place.
 func (v *verdicts) sort(rows []jetbox.Row) error {
 	infos := make(map[string]*jetstream.StreamInfo)
 	for _, r := range rows {
@@ -138,10 +140,6 @@ func (v *verdicts) sort(rows []jetbox.Row) error {
 		if stream == "" {
 			continue
 		}
-		if r.Earlier == nil {
-			v.unverified[r.Pos] = true
-			continue
-		}
 		if err := v.down[stream]; err != nil {
 			v.sleepers[r.Pos] = err
 			continue
@@ -157,24 +155,36 @@ func (v *verdicts) sort(rows []jetbox.Row) error {
 			infos[stream] = info
 		}
 		// The batch may be on the wire for as long as a lease.
-		if !trusted(info, told(r.Earlier.Before), r.Earlier.Age, v.cfg.Lease) {
+		if r.Earlier == nil || !trusted(info, told(r.Earlier.Before), r.Earlier.Age, v.cfg.Lease) {
 			v.add(stream, r)
 		}
 	}
 	return nil
 }
 
+// guessMargin is how far the clock of who wrote a row may be from the broker's, where a
+// row is looked for from the time on in which it was written; guessMost is how many
+// messages are worth a look that proves little.
+const (
+	guessMargin = time.Hour
+	guessMost   = 1_000_000
+)
+
 // add adds a row to what is looked for.
 func (v *verdicts) add(stream string, r jetbox.Row) {
 	if v.doubts == nil {
 		v.doubts = make(map[doubtKey]*doubt)
 	}
-	at, known := positionOf(r.Earlier.Before, stream)
-	since := told(r.Earlier.Before)
-	key := doubtKey{stream, at.Created.UnixNano(), known}
+	// It has left its claim, and was put to sleep by another relay.
+	key, since := doubtKey{stream: stream, guessed: true}, r.Event.Time.Add(-guessMargin)
+	var at jetbox.Position
+	if r.Earlier != nil {
+		at, _ = positionOf(r.Earlier.Before, stream)
+		key, since = doubtKey{stream: stream, created: at.Created}, told(r.Earlier.Before)
+	}
 	d := v.doubts[key]
 	if d == nil {
-		d = &doubt{at: position{Stream: stream, Created: at.Created, Seq: at.Seq}, since: since}
+		d = &doubt{at: position{Stream: stream, Created: at.Created, Seq: at.Seq}, since: since, guessed: key.guessed}
 		v.doubts[key] = d
 	}
 	d.at.Seq = min(d.at.Seq, at.Seq)
@@ -187,8 +197,8 @@ func (v *verdicts) add(stream string, r jetbox.Row) {
 // doubtKey says which rows are looked for together.
 type doubtKey struct {
 	stream  string
-	created int64 // its incarnation
-	known   bool  // a claim says from where
+	created time.Time // its incarnation, zero where no claim tells
+	guessed bool
 }
 
 // lookFor looks for rows on their stream and returns the outcomes of those that need
@@ -205,9 +215,10 @@ func (s *session) lookFor(d *doubt) (outcomes []jetbox.Outcome, err error) {
 		if at, err = placeOf(s.ctx, s.streams.js, at.Stream, d.since); err != nil {
 			return nil, err
 		}
+		same = !d.guessed || at.Seq == 0 // the whole of the stream
 	}
 	var res lookResult
-	for !res.done {
+	for !res.done && !(d.guessed && read >= guessMost) {
 		if !s.maySend() {
 			return nil, errors.New("looking for events on the stream was interrupted")
 		}

@@ -11,13 +11,14 @@ import (
 
 // asleepMost is how many rows are remembered: when there are more, which takes as many
 // that sleep or that other relays have settled, all are forgotten. Those that slept are
-// sent again unverified then, and counted.
+// looked for from the time on in which they were written then.
 const asleepMost = 10_000
 
 // asleep is what this relay knows of rows that may be on their streams, while they wait
 // in no claim that says so: behind their key, or in an outage of a stream of their own.
 // It is the earliest claim that they may have been sent under, nil for one that is
-// certainly not stored. Another relay does not know it.
+// certainly not stored. Another relay does not know it, and has only the time in which
+// they were written to go by.
 type asleep map[int64]*jetbox.Earlier
 
 // note remembers a row's earlier claim, unless one that is older is known.

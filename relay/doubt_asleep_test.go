@@ -3,6 +3,7 @@ package relay_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -82,36 +83,46 @@ func TestRowThatSleptWithItsOutcomeUnknownIsLookedFor(t *testing.T) {
 // A row in doubt fell asleep behind one of its key that was due later and refused. When it
 // woke up, long after the window, nobody knew where to look for it.
 func TestRowThatSleptBehindItsKeyIsLookedFor(t *testing.T) {
-	inBubble(t, func(r *rig) {
-		ctx := r.t.Context()
-		_, err := r.admin.UpdateStream(ctx, jetstream.StreamConfig{
-			Name: "EVENTS", Subjects: []string{"events.>"}, Discard: jetstream.DiscardNew, MaxMsgsPerSubject: 1, DiscardNewPerSubject: true,
+	for _, restarted := range []bool{false, true} {
+		t.Run(fmt.Sprint("restarted ", restarted), func(t *testing.T) {
+			inBubble(t, func(r *rig) { r.sleepBehind(restarted) })
 		})
-		r.must(err)
-		_, err = r.admin.Publish(ctx, "events.full", nil)
-		r.must(err)
-		unverified := 0
-		cfg := counted(&unverified)
-		cfg.MaxAttempts = 8 // parked after two minutes, when the window is over
-		_, stop := r.start(r.store, cfg)
-		time.Sleep(time.Second)
-		r.box.Mute(true)
-		later := event("events.full", "k", "1")
-		later.NotBefore = time.Now().Add(20 * time.Second)
-		r.append(later, event("events.b", "k", "2"))
-		time.Sleep(25 * time.Second)
-		r.box.Mute(false)
-		r.box.Cut(false)
-		time.Sleep(30 * time.Second)
-		r.wantState(1, jetbox.Pending, "maximum messages per subject exceeded")
-		time.Sleep(2*time.Minute + 30*time.Second)
-		stop()
-		r.wantState(1, jetbox.DeadLetter, "gave up")
-		r.wantState(2, jetbox.Published, "")
-		if got := r.payloads(); len(got) != 2 || got[1] != "2" || unverified > 0 {
-			t.Errorf("stream has %q, %d counted as unverified", got, unverified)
-		}
+	}
+}
+
+func (r *rig) sleepBehind(restarted bool) {
+	ctx := r.t.Context()
+	_, err := r.admin.UpdateStream(ctx, jetstream.StreamConfig{
+		Name: "EVENTS", Subjects: []string{"events.>"}, Discard: jetstream.DiscardNew, MaxMsgsPerSubject: 1, DiscardNewPerSubject: true,
 	})
+	r.must(err)
+	_, err = r.admin.Publish(ctx, "events.full", nil)
+	r.must(err)
+	unverified := 0
+	cfg := counted(&unverified)
+	cfg.MaxAttempts = 8 // parked after two minutes, when the window is over
+	_, stop := r.start(r.store, cfg)
+	time.Sleep(time.Second)
+	r.box.Mute(true)
+	later := event("events.full", "k", "1")
+	later.NotBefore = time.Now().Add(20 * time.Second)
+	r.append(later, event("events.b", "k", "2"))
+	time.Sleep(25 * time.Second)
+	r.box.Mute(false)
+	r.box.Cut(false)
+	time.Sleep(30 * time.Second)
+	r.wantState(1, jetbox.Pending, "maximum messages per subject exceeded")
+	if restarted { // the new one has only the row to go by
+		stop()
+		_, stop = r.start(r.store, cfg)
+	}
+	time.Sleep(2*time.Minute + 30*time.Second)
+	stop()
+	r.wantState(1, jetbox.DeadLetter, "gave up")
+	r.wantState(2, jetbox.Published, "")
+	if got := r.payloads(); len(got) != 2 || got[1] != "2" || unverified > 0 {
+		r.t.Errorf("stream has %q, %d counted as unverified", got, unverified)
+	}
 }
 
 // leaderless is a connection to which nobody tells of the second stream.
