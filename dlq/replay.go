@@ -46,8 +46,9 @@ func replayID(l Letter) string { return l.ID + replayInfix + strconv.Itoa(l.Repl
 // an intent younger than Config.Grace. One that was replayed Config.MaxReplays
 // times is refused with [ErrReplayedTooOften].
 //
-// After any other error call Replay again. A letter whose replay the stream
-// refused for sure is open again.
+// After any other error call Replay again. A letter whose replay is surely not on
+// the stream and cannot get there, because the stream refused it or is gone, is
+// open again.
 func (s *Letters) Replay(ctx context.Context, id string) (Letter, error) {
 	l, err := s.find(ctx, id)
 	if err != nil {
@@ -76,55 +77,74 @@ func (s *Letters) replayable(l Letter) error {
 }
 
 func (s *Letters) replay(ctx context.Context, l Letter) (Letter, error) {
+	begun := l.State == StateReplaying
 	st, err := s.events.js.Stream(ctx, l.Stream)
 	if err != nil {
-		return Letter{}, fmt.Errorf("look up stream %s: %w", l.Stream, err)
-	}
-	info := st.CachedInfo()
-	if info.Config.SubjectTransform != nil {
-		return Letter{}, fmt.Errorf("stream %s transforms subjects, and the one that %s was published on is not known", l.Stream, l.Subject)
-	}
-	original, err := s.complete(ctx, l)
-	if err != nil {
+		err = fmt.Errorf("look up stream %s: %w", l.Stream, err)
+		if begun && errors.Is(err, jetstream.ErrStreamNotFound) {
+			return Letter{}, s.reopen(ctx, l, err) // its message is gone with the stream
+		}
 		return Letter{}, err
 	}
-	takeover := l.State == StateReplaying
-	if !takeover {
+	info := st.CachedInfo()
+	absent := time.Now() // when the message was not on the stream
+	if begun {
+		var seq uint64
+		if seq, absent, err = s.findReplay(ctx, l, info.Config.Duplicates); err != nil {
+			return Letter{}, err
+		}
+		if seq > 0 {
+			return s.finishReplay(ctx, l, seq)
+		}
+	} else {
 		l.State = StateReplaying
 		l.Replays++
 		l.replayFrom, l.ReplaySeq = info.State.LastSeq, 0
 		l.keep = keepFor(info.Config)
 	}
-	original.Replays = l.Replays
-	m := replayMessage(original)
-	size := headerSize(m.Header) + headerSize(nats.Header{jetstream.ExpectedStreamHeader: {l.Stream}}) + len(m.Data)
-	if most := s.limits(info.Config.MaxMsgSize).message; size > most {
-		return Letter{}, fmt.Errorf("the message has %d bytes with its replay headers, the broker takes %d", size, most)
+	m, err := s.prepare(ctx, l, info.Config)
+	if _, never := errors.AsType[*impossible](err); never && begun {
+		return Letter{}, s.reopen(ctx, l, err)
+	} else if err != nil {
+		return Letter{}, err
 	}
-	if !takeover {
+	if !begun {
 		if l, err = s.put(ctx, l, l.Seq); err != nil {
 			return Letter{}, err
 		}
+		absent = time.Now()
+		if err := s.step("replaying stored"); err != nil {
+			return Letter{}, err
+		}
 	}
-	began := time.Now()
-	if err := s.step("replaying stored"); err != nil {
+	seq, err := s.publishReplay(ctx, l, m, absent, info.Config.Duplicates)
+	if err != nil {
 		return Letter{}, err
-	}
-	var seq uint64
-	if takeover {
-		if seq, began, err = s.findReplay(ctx, l, info.Config.Duplicates); err != nil {
-			return Letter{}, err
-		}
-	}
-	if seq == 0 {
-		if seq, err = s.publishReplay(ctx, l, m, began, info.Config.Duplicates); err != nil {
-			return Letter{}, err
-		}
 	}
 	if err := s.step("replay published"); err != nil {
 		return Letter{}, err
 	}
 	return s.finishReplay(ctx, l, seq)
+}
+
+// impossible says why the message of a letter cannot be published as things are.
+type impossible struct{ error }
+
+// prepare returns the message of a letter's replay.
+func (s *Letters) prepare(ctx context.Context, l Letter, events jetstream.StreamConfig) (*nats.Msg, error) {
+	if events.SubjectTransform != nil {
+		return nil, &impossible{fmt.Errorf("stream %s transforms subjects, and the one that %s was published on is not known", l.Stream, l.Subject)}
+	}
+	l, err := s.complete(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	m := replayMessage(l)
+	size := headerSize(m.Header) + headerSize(nats.Header{jetstream.ExpectedStreamHeader: {l.Stream}}) + len(m.Data)
+	if most := s.limits(events.MaxMsgSize).message; size > most {
+		return nil, &impossible{fmt.Errorf("the message has %d bytes with its replay headers, the broker takes %d", size, most)}
+	}
+	return m, nil
 }
 
 // finishReplay closes the letter. The message is on the stream by now, so it is
@@ -169,7 +189,7 @@ func (s *Letters) complete(ctx context.Context, l Letter) (Letter, error) {
 	case err != nil && !errors.Is(err, jetstream.ErrMsgNotFound):
 		return Letter{}, fmt.Errorf("read the original: %w", err)
 	case l.PayloadMissing:
-		return Letter{}, errors.New("payload unavailable: neither the letter nor the stream has it")
+		return Letter{}, &impossible{errors.New("payload unavailable: neither the letter nor the stream has it")}
 	default:
 		return l, nil // some application headers are lost, the event is not
 	}
@@ -191,14 +211,14 @@ func replayMessage(l Letter) *nats.Msg {
 	return m
 }
 
-// publishReplay publishes m and returns its stream sequence. Since began nobody
-// has proved that the message is not there yet.
-func (s *Letters) publishReplay(ctx context.Context, l Letter, m *nats.Msg, began time.Time, window time.Duration) (uint64, error) {
+// publishReplay publishes m and returns its stream sequence. absent is the last time
+// at which the message was known not to be there.
+func (s *Letters) publishReplay(ctx context.Context, l Letter, m *nats.Msg, absent time.Time, window time.Duration) (uint64, error) {
 	var unknown bool // an attempt had no answer: it may have stored the message
 	for attempt := 1; ; attempt++ {
 		// Whoever else is at the letter publishes under the same message ID.
 		// Only within the duplicate window that makes one message of two.
-		if since := time.Since(began); window > 0 && since > window/2 {
+		if since := time.Since(absent); window > 0 && since > window/2 {
 			return 0, fmt.Errorf("publishing takes %v, half of stream %s's duplicate window has passed: run it again to look first", since, l.Stream)
 		}
 		ack, err := s.events.publish(ctx, m, l.Stream)
@@ -208,7 +228,7 @@ func (s *Letters) publishReplay(ctx context.Context, l Letter, m *nats.Msg, bega
 		case !refused(err) && !errors.Is(err, jetstream.ErrNoStreamResponse):
 			unknown = true
 		case !unknown:
-			return 0, s.reopen(ctx, l, err)
+			return 0, s.reopen(ctx, l, fmt.Errorf("publish to %s: %w", l.Subject, err))
 		}
 		if attempt == askAttempts {
 			return 0, fmt.Errorf("publish to %s: %w", l.Subject, err)
@@ -219,9 +239,8 @@ func (s *Letters) publishReplay(ctx context.Context, l Letter, m *nats.Msg, bega
 	}
 }
 
-// reopen puts a letter back whose replay no stream took. It returns why.
+// reopen puts a letter back whose replay no stream has. It returns why.
 func (s *Letters) reopen(ctx context.Context, l Letter, cause error) error {
-	cause = fmt.Errorf("publish to %s: %w", l.Subject, cause)
 	l.State = StateOpen
 	if _, err := s.put(ctx, l, l.Seq); err != nil {
 		return errors.Join(cause, err)

@@ -196,6 +196,52 @@ func TestReplayTakenOverLooksAgainAfterALongLook(t *testing.T) {
 	})
 }
 
+// A replay that was begun and can never be finished must not keep its letter from
+// being discarded.
+func TestReplayThatCannotBeFinishedOpensTheLetterAgain(t *testing.T) {
+	for name, spoil := range map[string]func(w *world) error{
+		"the stream is gone": func(w *world) error { return w.js.DeleteStream(w.t.Context(), "EVENTS") },
+		"the stream takes less": func(w *world) error {
+			cfg := w.events.CachedInfo().Config
+			cfg.MaxMsgSize = 10
+			_, err := w.js.UpdateStream(w.t.Context(), cfg)
+			return err
+		},
+	} {
+		for step, want := range map[string]State{"replaying stored": StateOpen, "replay published": StateReplayed} {
+			t.Run(name+", killed after "+step, func(t *testing.T) {
+				inBubble(t, func(t *testing.T, w *world) {
+					id := w.park(w.event("billing", "events.a", "k1", []byte("x"))).ID
+					dying := w.newLetters(w.js, Config{})
+					dying.testOnlyCrash = func(at string) error {
+						if at == step {
+							return errKilled
+						}
+						return nil
+					}
+					if _, err := dying.Replay(t.Context(), id); !errors.Is(err, errKilled) {
+						t.Fatalf("Replay = %v, want it killed", err)
+					}
+					if err := spoil(w); err != nil {
+						t.Fatal(err)
+					}
+					if name == "the stream is gone" {
+						want = StateOpen // and the message with it
+					}
+					_, err := w.letters.Replay(t.Context(), id)
+					if (err == nil) != (want == StateReplayed) {
+						t.Errorf("Replay: err = %v, want the letter %s", err, want)
+					}
+					w.wantState(id, want)
+					if _, err := w.letters.Discard(t.Context(), id); (err == nil) != (want == StateOpen) {
+						t.Errorf("Discard of what is %s: err = %v", want, err)
+					}
+				})
+			})
+		}
+	}
+}
+
 // The first attempt is stored and its answer lost, the second refused: what the
 // stream said last is no proof that it has no message.
 func TestReplayOfUnknownOutcomeIsNotTakenForRefused(t *testing.T) {
