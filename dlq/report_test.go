@@ -399,8 +399,8 @@ func TestPartsFollowTheirLetter(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
-		if l = w.show(l.ID); l.State != StateOpen || l.Replays != 1 || !bytes.Equal(l.Payload, payload) {
-			t.Errorf("letter = %s after %d replays with %d bytes, want it open with all", l.State, l.Replays, len(l.Payload))
+		if l = w.show(l.ID); l.State != StateOpen || l.Replays != 1 || !bytes.Equal(l.Payload, payload) || l.Error != "boom" {
+			t.Errorf("letter = %s after %d replays with %d bytes and %q, want it open with all", l.State, l.Replays, len(l.Payload), l.Error)
 		}
 		part, err := w.letters.get(t.Context(), "DLQ", getRequest{NextSubject: l.ID + ".part.>"})
 		if err != nil || len(part.header["Nats-TTL"]) > 0 {

@@ -472,16 +472,16 @@ func TestForgedNameOfALetterHidesNoFailure(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.newConsumer(jetstream.ConsumerConfig{Durable: "c"})
 		other := w.park(w.event("other", "events.a", "k1", nil))
-		mine := w.event("c", "events.a", "k2", nil)
+		w.event("c", "events.a", "k2", nil)
+		w.event("c", "events.a", "k3", nil)
+		mine := w.event("c", "events.a", "k4", nil)
 		if err := w.letters.Intend(t.Context(), mine); err != nil {
 			t.Fatal(err)
 		}
+		w.event("c", "events.a", "k5", nil)
 		names := []string{"9-9", other.ID, strings.TrimPrefix(other.ID, "dlq.EVENTS.other."), strings.TrimPrefix(ownID(mine), "dlq.EVENTS.c."), "x"}
-		for range names[2:] {
-			w.event("c", "events.a", "", nil)
-		}
 		w.runRouter(w.letters, RouterConfig{})
-		for _, name := range names {
+		for _, name := range names { // of messages 1 to 5
 			if err := w.next(c).TermWithReason("no [letter " + name + "]"); err != nil {
 				t.Fatal(err)
 			}

@@ -134,7 +134,7 @@ func (w *sweeping) run(ctx context.Context) error {
 		bound := w.bound(i)
 		for _, filter := range filtersOf(c.info.Config) {
 			err := w.router.events.walk(ctx, w.router.cfg.EventStream, filter, 1, bound, func(m *record) (more bool) {
-				return w.count(m.seq, w.settle(ctx, c, m)) && ctx.Err() == nil
+				return w.count(m.seq, w.settle(ctx, m)) && ctx.Err() == nil
 			})
 			if err != nil || w.failures >= sweepFailures {
 				return fmt.Errorf("sweep stream %s: %w", w.router.cfg.EventStream, errors.Join(err, w.failed))
@@ -193,9 +193,8 @@ func (e *unclearError) Error() string {
 		strings.Join(e.names, ", "))
 }
 
-// settle parks one message that is left over, and removes it. Several consumers
-// may come across it; the one that gave it up does it.
-func (w *sweeping) settle(ctx context.Context, by sweptConsumer, m *record) error {
+// settle parks one message that is left over, and removes it.
+func (w *sweeping) settle(ctx context.Context, m *record) error {
 	suspects := w.suspects(m)
 	switch {
 	case len(suspects) == 0:
@@ -207,9 +206,6 @@ func (w *sweeping) settle(ctx context.Context, by sweptConsumer, m *record) erro
 		}
 	}
 	culprit := suspects[0]
-	if culprit.Name != by.info.Name {
-		return nil
-	}
 	f := jetbox.Failure{
 		Stream:     w.router.cfg.EventStream,
 		Consumer:   culprit.Name,
