@@ -218,7 +218,7 @@ func (s *session) lookFor(d *doubt) (outcomes []jetbox.Outcome, err error) {
 		same = !d.guessed || at.Seq == 0 // the whole of the stream
 	}
 	var res lookResult
-	for !res.done && !(d.guessed && read >= guessMost) {
+	for !res.done && (!d.guessed || read < guessMost) {
 		if !s.maySend() {
 			return nil, errors.New("looking for events on the stream was interrupted")
 		}
@@ -269,7 +269,7 @@ func (s *session) looked(r jetbox.Row, w wantedEvent, stream string) (o jetbox.O
 	case w.seq > 0:
 		s.cfg.Hooks.PublishedFunc(0, time.Since(r.Event.Time), true)
 		return jetbox.Outcome{
-			Pos: r.Pos, State: jetbox.Published, Stream: stream, StreamSeq: w.seq, Remove: s.cfg.removal(),
+			Pos: r.Pos, State: jetbox.Published, Stream: stream, StreamSeq: w.seq, MsgID: r.Event.Key, Remove: s.cfg.removal(),
 		}, true
 	case w.otherSeq > 0:
 		return s.parked(r, fmt.Errorf("idempotency key %q is taken: message %d of stream %s carries event %s",
