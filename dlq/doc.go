@@ -2,10 +2,11 @@
 // parked in a stream with their reason until a person replays or discards them.
 //
 // A failed (stream incarnation, consumer, stream sequence) has one letter,
-// however many ways report it and however often: the consumer itself, before
-// it terminates the message; a [Router], from the server's advisories; a second
-// router. The broker enforces that, and not for a window only: the letter's
-// subject is its identity,
+// however many ways report it and however often. There are three ways in: the
+// consumer itself, before it terminates the message; a [Router], from the server's
+// advisories, captured in a stream; and the router's sweep, of what no advisory told.
+// The broker enforces that it is one letter, and not for a window only: its subject
+// is its identity,
 //
 //	dlq.<stream>.<consumer>.<sequence>-<time stored, unix ns>
 //
@@ -33,11 +34,38 @@
 // A letter has the payload byte for byte and every header except those that
 // command a server (Nats-*) or describe a letter (Dlq-*). A message that only
 // had a Nats-Msg-Id keeps it as Idempotency-Key, or its replay would be another
-// event to a ledger. What does not fit into the broker's limits is left out,
-// marked and said in the letter's error: application headers first, then the
-// payload ("payload unavailable: ..."). Keeping such a payload in an object
-// store comes later; until then it is replayed from the original for as long as
-// the stream has it.
+// event to a ledger. Where the letter's own headers would take it beyond the
+// broker's limits, the original lies beside it, in messages on subjects below its
+// own (<letter>.part.>), and the letter itself has what fits, marked by Dlq-Missing;
+// Show and Replay put it together. What was gone before anybody could read it is
+// said in the letter's error ("payload unavailable: ...").
+//
+// # What reaches a letter
+//
+// Failures of consumers that use package consumer always do: they are stored before
+// the last delivery is handled and before the message is terminated. For others,
+// and for processes that die, there are advisories, which the server sends at most
+// once: when nobody captures them, and at times when the leader of the stream that
+// does changes, they are lost; and for a MaxDeliver of 2 and more only while
+// somebody pulls. The sweep makes up for lost ones where a stream removes what is
+// acknowledged: on a work-queue stream, what is still stored although its consumer
+// is past it was given up. It does so on an interest stream too, once all consumers
+// of the subject are past the message and it is clear which of them gave it up: the
+// only one with a MaxDeliver, or the one that has a letter; where it is not, the log
+// says so, and the message stays. On a limits stream exhausted messages look like
+// all others: a foreign consumer whose advisory is lost has no letter there. Nor has
+// a terminated message whose advisory is lost, anywhere: its term removed it.
+//
+// Advisories are only hints. Messages that were deleted or expired are no letters,
+// nor is anything from another domain or from before the stream or the message
+// existed. A forged advisory can make a letter too many, and a term after an ack
+// does; neither takes a message from a consumer. On a work-queue or interest stream
+// the router removes a message after its letter is stored, and only when all
+// consumers that want it are past it.
+//
+// Several routers share the work, and services in one account each take what is
+// about their event stream. Streams may be in another account: see
+// Config.AdvisoryPrefix and Config.Events.
 //
 // Crashes: a letter is stored before anything is settled, so a crash repeats a
 // report, which the identity absorbs. A replay that dies leaves its letter
@@ -47,7 +75,7 @@
 // is published again under the same message ID, and beyond the duplicate window
 // only a ledger makes the effect happen once.
 //
-// Not done here yet: a sweep for exhausted messages nobody reported. A terminated message that is gone from a work-queue stream
-// before a router sees it is looked up among all letters of its consumer, which
+// A terminated message that is gone before a router sees it, and whose consumer is
+// not one of this library, is looked up among all letters of its consumer, which
 // costs time in proportion to them.
 package dlq

@@ -88,8 +88,8 @@ type record struct {
 	header  map[string][]string
 	data    []byte
 
-	// badHeader reports that there is a header block that cannot be decoded.
-	badHeader bool
+	// badHeader is the header block when it cannot be decoded.
+	badHeader []byte
 }
 
 type getRequest struct {
@@ -129,7 +129,7 @@ func (s *Letters) get(ctx context.Context, stream string, req getRequest) (*reco
 	if len(m.Header) > 0 {
 		h, err := nats.DecodeHeadersMsg(m.Header)
 		if err != nil {
-			r.badHeader = true
+			r.badHeader = m.Header
 		} else {
 			r.header = h
 		}

@@ -298,7 +298,12 @@ func TestRelayWithTheRightsItNeeds(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
 			go func() { done <- r.Run(ctx) }()
-			return func() { cancel(); <-done }
+			return func() {
+				cancel()
+				if err := <-done; err != nil {
+					t.Errorf("relay: %v", err)
+				}
+			}
 		}
 		stop := start()
 		add("events.a", 3)

@@ -180,7 +180,7 @@ func (s *Letters) complete(ctx context.Context, l Letter) (Letter, error) {
 	}
 	m, err := s.events.get(ctx, l.Stream, getRequest{Seq: l.StreamSeq})
 	switch {
-	case err == nil && m.time.Equal(l.Stored) && !m.badHeader:
+	case err == nil && m.time.Equal(l.Stored):
 		l.Subject, l.Payload, l.Header = m.subject, m.data, traveling(m.header)
 		if id := nats.Header(m.header).Get(jetbox.HeaderMsgID); id != "" && len(l.Header[jetbox.HeaderIdempotencyKey]) == 0 {
 			l.Header[jetbox.HeaderIdempotencyKey] = []string{wireValue(id)}

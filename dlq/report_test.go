@@ -530,7 +530,9 @@ func TestLostAnswersToALetterAreSettledByReadingBack(t *testing.T) {
 		if err := w.letters.Park(t.Context(), other); err != nil {
 			t.Fatal(err)
 		}
-		<-done
+		if err := <-done; err == nil {
+			t.Error("Park without an answer: no error, want one: nobody knows what became of the letter")
+		}
 		time.Sleep(time.Minute)
 		if err := s.Park(t.Context(), g); err != nil {
 			t.Errorf("Park after the silence: %v", err)

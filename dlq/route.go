@@ -79,8 +79,10 @@ func (r *Router) park(ctx context.Context, a advisory) error {
 // where its stream would keep it for ever.
 func (r *Router) parkMessage(ctx context.Context, st jetstream.Stream, f jetbox.Failure, m *record) error {
 	f.Stored, f.Subject, f.Header, f.Payload = m.time, m.subject, m.header, m.data
-	if m.badHeader {
-		f.Err = joinError(f.Err, "headers cannot be decoded")
+	if len(m.badHeader) > 0 {
+		// The letter cannot have it as a header, so that a person has it at least.
+		block := m.badHeader[:min(len(m.badHeader), shortError)]
+		f.Err = joinError(f.Err, fmt.Sprintf("headers cannot be decoded: %q", block))
 	}
 	l, _, err := r.letters.report(ctx, f, StateOpen)
 	if err != nil {

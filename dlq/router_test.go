@@ -674,7 +674,7 @@ func TestMessageWithUndecodableHeadersIsParked(t *testing.T) {
 		w.exhaust(w.newConsumer(jetstream.ConsumerConfig{Durable: "c", MaxDeliver: 1}))
 		w.wantRouted("router-EVENTS")
 		l := w.list(Filter{})
-		if len(l) != 1 || string(l[0].Payload) != "x" || l[0].Error != "headers cannot be decoded" {
+		if len(l) != 1 || string(l[0].Payload) != "x" || l[0].Error != `headers cannot be decoded: "GARBAGE\r\n"` {
 			t.Errorf("letters = %+v, want one with the payload", l)
 		}
 	})
