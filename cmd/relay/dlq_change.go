@@ -123,36 +123,17 @@ func selectLetters(ctx context.Context, letters *dlq.Letters, f letterFlags, hea
 func changeLetters(ctx context.Context, a *app, letters *dlq.Letters, f letterFlags, interrupted bool, done string,
 	change func(context.Context, string) (dlq.Letter, error),
 ) error {
+	chosen, err := chooseLetters(ctx, a, letters, f, interrupted)
+	if err != nil || len(chosen) == 0 {
+		return err
+	}
+	if f.dryRun {
+		return tryLetters(a, chosen, f, done)
+	}
 	pace := newPace(f.rate)
 	var changed, failed int
 	var stuck bool
-	// The list first: changing letters moves them to the end of the stream, and
-	// a replay may fail and come back while we read.
-	var chosen []dlq.Letter
-	for l, err := range selectLetters(ctx, letters, f, true, func(fl *dlq.Filter) { fl.Interrupted = interrupted }) {
-		if err != nil {
-			return err
-		}
-		l.Header, l.Payload = nil, nil // there may be many
-		chosen = append(chosen, l)
-	}
-	ids := make([]string, len(chosen))
-	for i, l := range chosen {
-		ids[i] = l.ID
-	}
-	f.sayUnmatched(a, len(chosen), ids)
 	for _, l := range chosen {
-		if f.dryRun {
-			if f.maxReplays > 0 && l.State != dlq.StateReplaying && l.Replays >= f.maxReplays {
-				failed++
-				a.say(fmt.Sprintf("%s: would be refused: replayed %d times", l.ID, l.Replays))
-				continue
-			}
-			if err := sayLetter(a, l, f.json, "would be "+done); err != nil {
-				return err
-			}
-			continue
-		}
 		if err := pace.wait(ctx); err != nil {
 			return withHint(fmt.Errorf("%w; %d of %d letters %s", err, changed, len(chosen), done), "run it again for the rest")
 		}
@@ -173,19 +154,48 @@ func changeLetters(ctx context.Context, a *app, letters *dlq.Letters, f letterFl
 			}
 		}
 	}
-	switch {
-	case f.dryRun && len(chosen) > 0:
-		n := len(chosen) - failed
-		a.say(fmt.Sprintf("%d %s would be %s", n, plural(n, "letter", "letters"), done))
-	case stuck:
-		return withHint(fmt.Errorf("%d of %d letters could not be %s", failed, len(chosen), done),
-			"relay dlq show tells why a letter keeps failing; a higher --max-replays lets it go again")
-	case failed > 0:
-		return fmt.Errorf("%d of %d letters could not be %s", failed, len(chosen), done)
-	case len(chosen) == 0: // said already
-	default:
+	if failed == 0 {
 		a.say(fmt.Sprintf("%d %s %s", changed, plural(changed, "letter", "letters"), done))
+		return nil
 	}
+	err = fmt.Errorf("%d of %d letters could not be %s", failed, len(chosen), done)
+	if stuck {
+		err = withHint(err, "relay dlq show tells why a letter keeps failing; a higher --max-replays lets it go again")
+	}
+	return err
+}
+
+// chooseLetters reads the list first: changing letters moves them to the end of the
+// stream, and a replay may fail and come back while we read.
+func chooseLetters(ctx context.Context, a *app, letters *dlq.Letters, f letterFlags, interrupted bool) ([]dlq.Letter, error) {
+	var chosen []dlq.Letter
+	var ids []string
+	for l, err := range selectLetters(ctx, letters, f, true, func(fl *dlq.Filter) { fl.Interrupted = interrupted }) {
+		if err != nil {
+			return nil, err
+		}
+		l.Header, l.Payload, l.History = nil, nil, nil // there may be many
+		chosen = append(chosen, l)
+		ids = append(ids, l.ID)
+	}
+	f.sayUnmatched(a, len(chosen), ids)
+	return chosen, nil
+}
+
+// tryLetters says what would be done with the letters.
+func tryLetters(a *app, chosen []dlq.Letter, f letterFlags, done string) error {
+	n := 0
+	for _, l := range chosen {
+		if f.maxReplays > 0 && l.State != dlq.StateReplaying && l.Replays >= f.maxReplays {
+			a.say(fmt.Sprintf("%s: would be refused: replayed %d times", l.ID, l.Replays))
+			continue
+		}
+		n++
+		if err := sayLetter(a, l, f.json, "would be "+done); err != nil {
+			return err
+		}
+	}
+	a.say(fmt.Sprintf("%d %s would be %s", n, plural(n, "letter", "letters"), done))
 	return nil
 }
 
