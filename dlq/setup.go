@@ -80,9 +80,7 @@ func (s *Letters) lettersConfig() jetstream.StreamConfig {
 		Replicas:          s.cfg.Replicas,
 		Duplicates:        duplicateWindow,
 		AllowBatchPublish: true,
-		// Not used yet. It is what lets closed letters expire one day, and a
-		// stream that exists is never changed behind its owner's back.
-		AllowMsgTTL: true,
+		AllowMsgTTL:       true, // closed letters expire
 	}
 }
 
