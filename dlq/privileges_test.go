@@ -391,22 +391,30 @@ func (g *guarded) work() {
 		}
 	})
 	router.runRouter(router.letters, RouterConfig{})
-	for _, s := range []string{"never", "late", "bad"} {
-		a.event("billing", "events.billing."+s, s, []byte(s))
+	publish := func(subject string, payload []byte) (seq uint64) {
+		t.Helper()
+		ack, err := a.js.Publish(t.Context(), subject, payload)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ack.Sequence
 	}
-	a.event("billing", "events.billing.big", "big", make([]byte, 1<<20-600))
+	for _, s := range []string{"never", "late", "bad"} {
+		publish("events.billing."+s, []byte(s))
+	}
+	publish("events.billing.big", make([]byte, 1<<20-300))
 	foreign, err := a.js.Consumer(t.Context(), "EVENTS", "foreign")
 	if err != nil {
 		t.Fatal(err)
 	}
-	a.event("foreign", "events.foreign.bad", "f1", []byte("f1"))
+	publish("events.foreign.bad", nil)
 	a.exhaust(foreign)
 	time.Sleep(2 * time.Minute) // its letter is not the last one then
-	gone := a.event("foreign", "events.foreign.gone", "f2", []byte("f2"))
+	gone := publish("events.foreign.gone", nil)
 	if m := a.next(foreign); m == nil || m.Term() != nil {
 		t.Fatal("nothing to terminate")
 	}
-	_ = a.events.DeleteMsg(t.Context(), gone.Seq)
+	_ = a.events.DeleteMsg(t.Context(), gone)
 	time.Sleep(5 * time.Minute)
 	var got []string
 	for _, l := range a.list(Filter{}) {
