@@ -179,7 +179,8 @@ func (x process) kill() {
 func (p *post) start(part func(js jetstream.JetStream, letters *dlq.Letters) (func(context.Context) error, error)) process {
 	p.t.Helper()
 	box := &faultbox.Box{Server: p.srv}
-	nc, err := nats.Connect("", nats.InProcessServer(box), nats.MaxReconnects(-1), nats.ReconnectBufSize(-1), nats.ReconnectWait(200*time.Millisecond))
+	nc, err := nats.Connect("", nats.InProcessServer(box), nats.MaxReconnects(-1), nats.ReconnectBufSize(-1), nats.ReconnectWait(200*time.Millisecond),
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})) // cut connections are the point
 	p.must(err)
 	js, err := jetstream.New(nc)
 	p.must(err)

@@ -181,7 +181,8 @@ func showRow(a *app, e outbox.Entry, format string) error {
 func outboxRetryCommand() *command {
 	return changeRowsCommand("retry", "retried", `
 Retried rows are PENDING again, with no attempts and the same idempotency key.
-Without a choice all dead rows are retried.`, outboxStore.Retry)
+Rows that wait behind a frozen one follow it; where the key has gone on (--on-dead
+skip), the retried row comes late. Without a choice all dead rows are retried.`, outboxStore.Retry)
 }
 
 func outboxDiscardCommand() *command {
