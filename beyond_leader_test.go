@@ -4,6 +4,7 @@ package jetbox_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"sync"
 	"testing"
@@ -53,6 +54,11 @@ func TestChaosLeaderChangesDuringTheLook(t *testing.T) {
 		s.awaitDrained()
 		stop()
 		changer.Wait()
+		s.must(nodes.WaitReady(t.Context()))
+		s.await("the last leader", patience, func() (string, bool) {
+			_, err := s.js.Stream(t.Context(), "EVENTS")
+			return fmt.Sprint(err), err == nil
+		})
 		s.verifyOurs(others)
 		s.looked()
 		if changes == 0 {
