@@ -308,6 +308,9 @@ func TestLetterTooLargeForTheBrokerHasTheRestBesideIt(t *testing.T) {
 		{name: "header block at the limit", payload: 10, header: 65000, err: "boom", wantPayload: true, wantParts: 1, wantError: "boom"},
 		{name: "the stream's own limit", payload: 50000, header: 1000, err: "boom", streamMax: 4096, wantHdr: true, wantParts: 14, wantError: "boom"},
 	}
+	if testing.Short() {
+		tests = tests[3:]
+	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {

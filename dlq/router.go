@@ -40,7 +40,8 @@ type RouterConfig struct {
 	MaxBackoff time.Duration
 
 	// SweepEvery is how often a work-queue or interest stream is searched for
-	// exhausted messages that no advisory told of. Default 1m.
+	// exhausted messages that no advisory told of. A search looks twice, five
+	// seconds apart, or three minutes where the stream is replicated. Default 1m.
 	SweepEvery time.Duration
 }
 

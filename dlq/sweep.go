@@ -16,10 +16,15 @@ import (
 	"github.com/seed-5e04d8fb/jetbox"
 )
 
-// sweepSettle is the time between the two looks of a sweep. An acknowledged
-// message leaves its stream a moment after the ack floor has passed it; what is
-// still there after this was not acknowledged.
-const sweepSettle = 5 * time.Second
+// The time between the two looks of a sweep. An acknowledged message leaves its
+// stream a moment after the ack floor has passed it; what is still there after this
+// was not acknowledged. A replicated stream whose leader changes in that moment
+// forgets to remove it, and makes up for that within two and a half minutes
+// (nats-server 2.15, stream.checkInterestState).
+const (
+	sweepSettle           = 5 * time.Second
+	sweepSettleReplicated = 3 * time.Minute
+)
 
 // sweepFailures is after how many messages that could not be parked a sweep gives
 // up until the next one: the cause is not theirs.
@@ -60,7 +65,11 @@ func (r *Router) sweep(ctx context.Context) error {
 	if err != nil || !anyPast(first, info.State.FirstSeq) {
 		return err
 	}
-	if err := sleep(ctx, sweepSettle); err != nil {
+	settle := sweepSettle
+	if info.Config.Replicas > 1 {
+		settle = sweepSettleReplicated
+	}
+	if err := sleep(ctx, settle); err != nil {
 		return err
 	}
 	second, err := listConsumers(ctx, st)
