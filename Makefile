@@ -20,7 +20,7 @@ race: ## twice, in random order, with the race detector
 	go test -race -count=2 -shuffle=on ./...
 
 chaos: ## random faults for DURATION, replayed by SEED; consumers killed KILLS times at each point
-	go test . -count=1 -v -timeout 0 -run 'TestChaos' -chaos.for=$(DURATION) -chaos.seed=$(SEED)
+	go test . -count=1 -v -timeout 0 -parallel 4 -run 'TestChaos' -chaos.for=$(DURATION) -chaos.seed=$(SEED)
 	go test ./consumer -count=1 -run 'TestKilledConsumer' -kill.n=$(KILLS)
 
 fuzz: ## every Fuzz function of every package for DURATION each
