@@ -76,12 +76,18 @@ func (c *cached[T]) refresh(ctx context.Context, running chan struct{}) {
 	close(running)
 }
 
-// waiting are the dead letters that wait for a person: how many, and since when the
-// oldest does. The time is zero without one.
+// waiting are the dead letters that wait for a person: how many, how many of them
+// because a replay was interrupted, and since when the oldest does. The time is zero
+// without one.
 type waiting struct {
-	letters int
-	since   time.Time
+	letters     int
+	interrupted int
+	since       time.Time
 }
+
+// replayPatience is how long a letter may be replaying before somebody must have
+// been interrupted.
+const replayPatience = time.Minute
 
 // age is how long the oldest letter waits, 0 without one.
 func (w waiting) age(now time.Time) time.Duration {
@@ -92,14 +98,23 @@ func (w waiting) age(now time.Time) time.Duration {
 }
 
 func countWaiting(ctx context.Context, letters *dlq.Letters) (w waiting, err error) {
-	groups, err := letters.Groups(ctx, dlq.Filter{})
-	for _, g := range groups {
-		w.letters += g.Letters
-		if w.since.IsZero() || g.Oldest.Before(w.since) {
-			w.since = g.Oldest
+	now := time.Now()
+	for l, err := range letters.List(ctx, dlq.Filter{Interrupted: true, HeadersOnly: true}) {
+		if err != nil {
+			return waiting{}, err
+		}
+		if l.State == dlq.StateReplaying {
+			if now.Sub(l.Updated) < replayPatience {
+				continue
+			}
+			w.interrupted++
+		}
+		w.letters++
+		if w.since.IsZero() || l.Time.Before(w.since) {
+			w.since = l.Time
 		}
 	}
-	return w, err
+	return w, nil
 }
 
 // gauges reads the backlog where it is: so it is true also while the relay is

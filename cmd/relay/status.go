@@ -119,6 +119,9 @@ func readStatus(ctx context.Context, a *app) (r statusReport, err error) {
 			r.Problems = append(r.Problems, fmt.Sprintf("%d dead %s in %s, the oldest waits for %v",
 				n, plural(n, "letter", "letters"), dlqStream, age.Round(time.Second)))
 		}
+		if n := letters.interrupted; n > 0 {
+			r.Problems = append(r.Problems, fmt.Sprintf("the replay of %d of them was interrupted: relay dlq replay finishes it", n))
+		}
 	}
 	return r, nil
 }
