@@ -7,12 +7,20 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/internal/termreason"
 )
+
+// clockSkew is by how much the clocks of a cluster's servers may differ: one stores
+// the message, another one sends the advisory about it, at times within the same
+// millisecond. Without it a consumer that terminates at once had no letter; with it
+// a stale advisory can make one too many of a message that was stored within that
+// time after it, and takes nothing from anybody.
+const clockSkew = 5 * time.Second
 
 // postponed says that an advisory has its letter, but that its message cannot
 // be removed yet. It is no failure.
@@ -59,17 +67,19 @@ func (r *Router) park(ctx context.Context, a advisory) error {
 	switch {
 	case a.Domain != info.Domain:
 		return &rejected{fmt.Sprintf("it comes from domain %q, the stream is in %q", a.Domain, info.Domain)}
-	case info.Created.After(a.Timestamp):
+	case info.Created.After(a.Timestamp.Add(clockSkew)):
 		return &rejected{"the stream was created after it"}
 	}
 	f := a.failure()
 	m, err := r.events.get(ctx, a.Stream, getRequest{Seq: a.StreamSeq})
 	switch {
+	case errors.Is(err, jetstream.ErrMsgNotFound) && info.Created.After(a.Timestamp):
+		return &rejected{"the stream was created after it"} // no message of it is at stake
 	case errors.Is(err, jetstream.ErrMsgNotFound):
 		return r.parkGone(ctx, f, info)
 	case err != nil:
 		return fmt.Errorf("read message %d of stream %s: %w", a.StreamSeq, a.Stream, err)
-	case m.time.After(a.Timestamp):
+	case m.time.After(a.Timestamp.Add(clockSkew)):
 		return &rejected{"the message was stored after it"}
 	}
 	return r.parkMessage(ctx, st, f, m)

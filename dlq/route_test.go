@@ -160,7 +160,7 @@ func TestForgedAndStaleAdvisoriesHarmNobody(t *testing.T) {
 
 		const subject = maxDeliveriesSubject + ".EVENTS.c"
 		longAgo := time.Now().Add(-time.Hour).UTC().Format(time.RFC3339Nano)
-		before := time.Now().Add(-time.Second).UTC().Format(time.RFC3339Nano)
+		before := time.Now().Add(-clockSkew - time.Second).UTC().Format(time.RFC3339Nano)
 		now := time.Now().UTC().Format(time.RFC3339Nano)
 		advisory := func(typ, at, stream, extra string) string {
 			return fmt.Sprintf(`{"type":%q,"timestamp":%q,"stream":%q,"consumer":"c","stream_seq":1,"deliveries":1%s}`, typ, at, stream, extra)
@@ -199,6 +199,22 @@ func TestMessageWithUndecodableHeadersIsParked(t *testing.T) {
 		l := w.list(Filter{})
 		if len(l) != 1 || string(l[0].Payload) != "x" || l[0].Error != `headers cannot be decoded: "GARBAGE\r\n"` {
 			t.Errorf("letters = %+v, want one with the payload", l)
+		}
+	})
+}
+
+// In a cluster the server that sends the advisory need not be the one that stored
+// the message, nor have its clock.
+func TestAdvisoryOfAServerWhoseClockIsBehindIsRouted(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.event("c", "events.a", "k1", []byte("x"))
+		behind := time.Now().Add(-clockSkew + time.Second).UTC().Format(time.RFC3339Nano)
+		w.advise(terminatedSubject+".EVENTS.c",
+			fmt.Sprintf(`{"type":%q,"timestamp":%q,"stream":"EVENTS","consumer":"c","stream_seq":1,"deliveries":1}`, typeTerminated, behind))
+		w.runRouter(w.letters, RouterConfig{})
+		w.wantRouted("router-EVENTS")
+		if l := w.list(Filter{}); len(l) != 1 || string(l[0].Payload) != "x" {
+			t.Errorf("letters = %+v, want the message's", l)
 		}
 	})
 }
