@@ -33,9 +33,9 @@ type Entry struct {
 	StreamSeq uint64
 }
 
-// OutcomeUnknown is what a store writes as the last error of a row that a relay
-// had claimed, and may have sent, and that now has to wait behind an earlier row
-// of its key.
+// OutcomeUnknown begins the last error of a row that a relay had claimed, and may have
+// sent, and that is in no claim any more, for instance because it has to wait behind an
+// earlier row of its key. What the last error was before follows after a colon.
 const OutcomeUnknown = "claimed before, and the outcome is not known"
 
 // SplitUnsent separates the outcomes to write from the rows whose claims are to be

@@ -22,6 +22,7 @@ func claimScenarios() []scenario {
 		{"scattered rows in hand are left out of a claim", migrated(scatteredLeftOut)},
 		{"claims beside records of settled rows hand out each row once, in order", migrated(claimBesideRecord)},
 		{"a row is fresh in its first claim alone", migrated(freshOnce)},
+		{"rows of a dead relay's claim that many sleep at once stay in doubt, and others fresh", migrated(bulkSleepKeepsDoubt)},
 		{"while the lease is held, wait returns after a commit by another connection", migrated(waitReturns)},
 		{"a scheduled row comes when due and holds nobody", migrated(scheduledHoldsNobody)},
 		{"a scheduled row that can go any time goes at once", migrated(scheduledInThePast)},
@@ -158,6 +159,30 @@ func freshOnce(t *testing.T, b *bench) {
 	other := b.another()
 	more := b.add(keyed("", 1)...)
 	want("after a takeover", other.claimIDs(other.lease("b"), 3, ids[2], more[0]), false, true)
+}
+
+// A relay died with ten rows of a key claimed. The next one claims few of them, and what
+// it leaves asleep behind the first is in no claim any more.
+func bulkSleepKeepsDoubt(t *testing.T, b *bench) {
+	ids := b.add(keyed("k", 10)...)
+	l := b.lease("a")
+	b.claimIDs(l, 10, ids...)
+	b.check(b.Release(t.Context(), l))
+	other := b.another()
+	l = other.lease("b")
+	other.claimIDs(l, 3, ids[:3]...)
+	other.record(l, retry(ids[0], long))
+	ids = append(ids, b.add(keyed("k", 2)...)...)
+	other.claimIDs(l, 3)
+	free := b.add(keyed("", 1)...)
+	other.claimIDs(l, 3, free...)
+	other.record(l, published(free...)...) // nothing is left of the dead relay's claim
+	other.record(l, published(ids[0])...)
+	for i, row := range other.claimIDs(l, 20, ids[1:]...) {
+		if never := i+1 >= 10; row.Fresh != never {
+			t.Errorf("row %d is fresh: %v, want %v", row.Pos, row.Fresh, never)
+		}
+	}
 }
 
 // Whoever claims a row again is told how long ago it was first claimed, and where

@@ -351,10 +351,8 @@ func (m *modelRun) compare() {
 		if state == jetbox.Processing {
 			state = jetbox.Pending
 		}
-		reason := e.LastError
-		if reason == outbox.OutcomeUnknown {
-			reason = "" // it says nothing of an attempt
-		}
+		// What says nothing of an attempt is left out.
+		reason := strings.TrimPrefix(strings.TrimPrefix(e.LastError, outbox.OutcomeUnknown), ": ")
 		if state != r.state || e.Attempts != r.attempts || reason != r.reason {
 			m.t.Fatalf("row %d is %s, %d attempts, %q; want %+v", e.ID, e.State, e.Attempts, e.LastError, *r)
 		}

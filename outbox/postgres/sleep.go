@@ -23,6 +23,10 @@ const (
 	holdBehind = 3 // behind an earlier row of its key
 )
 
+// doubted is the last error of a row that may have been sent, and leaves its claim.
+const doubted = `CASE WHEN starts_with(last_error, '` + outbox.OutcomeUnknown + `') THEN last_error
+	ELSE '` + outbox.OutcomeUnknown + `' || coalesce(': ' || last_error, '') END`
+
 // putToSleep moves what may not go yet out of the queue.
 func (s *Store) putToSleep(ctx context.Context, l jetbox.Lease, shards []int16, c *claimed) (moved bool, err error) {
 	if len(c.later)+len(c.behind)+len(c.stale) == 0 {
@@ -33,8 +37,8 @@ func (s *Store) putToSleep(ctx context.Context, l jetbox.Lease, shards []int16, 
 	if len(c.sent) > 0 {
 		// With this they leave their claims: the next to claim them must not
 		// take them for rows that were never sent.
-		b.Queue(s.sql(`UPDATE {outbox} SET last_error = coalesce(last_error, $4)
-			WHERE id = ANY($3::bigint[]) AND status = 'PENDING' AND `+fenced), l.Owner, l.Epoch, c.sent, outbox.OutcomeUnknown)
+		b.Queue(s.sql(`UPDATE {outbox} SET last_error = `+doubted+`
+			WHERE id = ANY($3::bigint[]) AND status = 'PENDING' AND `+fenced), l.Owner, l.Epoch, c.sent)
 	}
 	if len(c.later) > 0 {
 		b.Queue(s.sql(sleepSQL), l.Owner, l.Epoch, c.later, holdLater)
@@ -82,7 +86,9 @@ func (s *Store) queueMoreSleep(b *batch, l jetbox.Lease, shards []int16) {
 		args = append(args, shards)
 	}
 	b.Queue(s.sql(`WITH behind AS (SELECT o.id FROM (`+first+`) f JOIN {outbox} o ON o.id = f.id WHERE `+isBehind+`),
-			gone AS (DELETE FROM {queue} q USING behind b WHERE q.id = b.id AND `+fenced+` RETURNING q.id, q.shard)
+			gone AS (DELETE FROM {queue} q USING behind b WHERE q.id = b.id AND `+fenced+` RETURNING q.id, q.shard),
+			sent AS (UPDATE {outbox} SET last_error = `+doubted+` WHERE status = 'PENDING' AND id IN (
+				SELECT g.id FROM gone g WHERE EXISTS (SELECT FROM {claim} c WHERE g.id BETWEEN c.first AND c.last AND g.shard = ANY (c.shards))))
 		INSERT INTO {wait} (id, hold, shard, key_hash, aggregate_type, aggregate_id)
 			SELECT o.id, 3, g.shard, {hash o}, o.aggregate_type, o.aggregate_id FROM gone g JOIN {outbox} o ON o.id = g.id
 			ON CONFLICT DO NOTHING`), args...).Exec(func(tag pgconn.CommandTag) error {

@@ -330,6 +330,10 @@ func notIn(ids []int64) (except, error) {
 	return e, nil
 }
 
+// doubted is the last error of a row that may have been sent, and leaves its claim.
+const doubted = `CASE WHEN instr(last_error, '` + outbox.OutcomeUnknown + `') = 1 THEN last_error
+	ELSE '` + outbox.OutcomeUnknown + `' || coalesce(': ' || last_error, '') END`
+
 func (s *Store) putToSleep(ctx context.Context, tx *sql.Tx, found []candidate) (moved bool, err error) {
 	for _, f := range found {
 		if f.hold == holdNone {
@@ -338,8 +342,8 @@ func (s *Store) putToSleep(ctx context.Context, tx *sql.Tx, found []candidate) (
 		// A row that was claimed leaves its claim with this: the next to claim it
 		// must not take it for one that was never sent.
 		if _, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}" SET hold = ?,
-			last_error = CASE WHEN ? THEN last_error ELSE coalesce(last_error, ?) END WHERE id = ?`),
-			f.hold, f.fresh, outbox.OutcomeUnknown, f.ID); err != nil {
+			last_error = CASE WHEN ? THEN last_error ELSE `+doubted+` END WHERE id = ?`),
+			f.hold, f.fresh, f.ID); err != nil {
 			return false, err
 		}
 		moved = true
@@ -353,7 +357,8 @@ func (s *Store) putToSleep(ctx context.Context, tx *sql.Tx, found []candidate) (
 // itself has put behind its key is behind a row that was there before, so it
 // makes no difference whether the others see it.
 func (s *Store) putMoreToSleep(ctx context.Context, tx *sql.Tx, now int64) error {
-	_, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}" AS o SET hold = CASE WHEN o.available_at > ?1 THEN 1 ELSE 3 END
+	_, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}" AS o SET hold = CASE WHEN o.available_at > ?1 THEN 1 ELSE 3 END,
+		last_error = CASE WHEN EXISTS (SELECT 1 FROM "{t}_claim" c WHERE o.id BETWEEN c.first AND c.last) THEN `+doubted+` ELSE last_error END
 		WHERE o.id IN (SELECT id FROM "{t}" INDEXED BY "{t}_ready" WHERE status = 'PENDING' AND hold = 0 ORDER BY id LIMIT ?2)
 			AND (coalesce(o.available_at > ?1, 0) OR (`+isBehind+`))`), now, sleepBatch)
 	return err
