@@ -23,14 +23,19 @@ import (
 // errors. A batch takes what is there and does not wait to be full.
 type BatchHandler func(ctx context.Context, ds []*Delivery) error
 
-// DeliveryError says which delivery of a batch failed.
+// DeliveryError says which delivery of a batch failed, also with a nil Err.
 type DeliveryError struct {
 	Delivery *Delivery
 	Err      error
 }
 
 // Error names the delivery.
-func (e *DeliveryError) Error() string { return fmt.Sprintf("%s: %v", e.Delivery.where(), e.Err) }
+func (e *DeliveryError) Error() string {
+	if e.Delivery == nil {
+		return fmt.Sprint(e.Err)
+	}
+	return fmt.Sprintf("%s: %v", e.Delivery.where(), e.Err)
+}
 
 // Unwrap returns Err.
 func (e *DeliveryError) Unwrap() error { return e.Err }
@@ -102,7 +107,7 @@ func culprit(ms []*message, err error) (i int, named bool) {
 
 // blamed returns the error as it is for the message it names: in its own words.
 func blamed(err error) error {
-	if e, ok := err.(*DeliveryError); ok { //nolint:errorlint // what wraps it has more to say
+	if e, ok := err.(*DeliveryError); ok && e.Err != nil { //nolint:errorlint // what wraps it has more to say
 		return e.Err
 	}
 	return err

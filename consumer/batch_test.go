@@ -110,6 +110,10 @@ func TestOneBadMessageOfABatchFailsAlone(t *testing.T) {
 		"named": func(ds []*consumer.Delivery) error {
 			return fmt.Errorf("insert: %w", &consumer.DeliveryError{Delivery: find(ds, "a2"), Err: errHandler})
 		},
+		"named, but nobody": func([]*consumer.Delivery) error { return &consumer.DeliveryError{Err: errHandler} },
+		"named without a cause": func(ds []*consumer.Delivery) error {
+			return &consumer.DeliveryError{Delivery: find(ds, "a2")}
+		},
 		"panic":  func([]*consumer.Delivery) error { panic("bad") },
 		"goexit": func([]*consumer.Delivery) error { runtime.Goexit(); return nil },
 	}
