@@ -1,14 +1,17 @@
 package outboxrow
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/seed-5e04d8fb/jetbox"
 )
 
 // Last returns, of the published outcomes that may be remembered as anchors, the one
-// with the highest sequence on each stream.
+// with the highest sequence on each stream, in the order of their names: relays that
+// share a database change these rows in one order.
 func Last(outcomes []jetbox.Outcome) (last []jetbox.Outcome) {
 next:
 	for i := range outcomes { // on the hot path: nothing is copied
@@ -26,6 +29,7 @@ next:
 		}
 		last = append(last, *o)
 	}
+	slices.SortStableFunc(last, func(a, b jetbox.Outcome) int { return cmp.Compare(a.Stream, b.Stream) })
 	return last
 }
 

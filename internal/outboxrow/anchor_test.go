@@ -9,7 +9,7 @@ import (
 )
 
 // Of each stream, and of each that had its name, the highest sequence is the last one;
-// what is not to be remembered is left out.
+// what is not to be remembered is left out. Streams come in the order of their names.
 func TestLastIsTheHighestOfEachStream(t *testing.T) {
 	t.Parallel()
 	born := time.Unix(1, 1)
@@ -22,7 +22,7 @@ func TestLastIsTheHighestOfEachStream(t *testing.T) {
 		on("A", born, 5), on("B", born, 50), on("A", born, 7), on("A", born, 6), parked, on("A", time.Time{}, 100),
 		on("A", born.Add(1), 3), on("C", born, 0),
 	})
-	want := []jetbox.Outcome{on("A", born, 7), on("B", born, 50), on("A", born.Add(1), 3)}
+	want := []jetbox.Outcome{on("A", born, 7), on("A", born.Add(1), 3), on("B", born, 50)}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("Last = %+v, want %+v", got, want)
 	}

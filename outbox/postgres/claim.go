@@ -72,7 +72,7 @@ func (s *Store) claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]je
 		}
 		moved, err := s.putToSleep(ctx, l, shards, c)
 		if err == nil && c.incomplete(ask) {
-			moved, err = s.dropGone(ctx, l, ask.InHand)
+			moved, err = s.dropGone(ctx, l, shards, len(ask.InHand))
 		}
 		if err != nil {
 			return nil, err

@@ -93,10 +93,10 @@ func (s *Store) record(ctx context.Context, l jetbox.Lease, outcomes []jetbox.Ou
 const leaveSQL = `WITH gone AS (DELETE FROM {queue} WHERE id = ANY($3::bigint[]) AND ` + fenced + ` RETURNING id), `
 
 // wakeKeysSQL ends a statement whose part "settled" has the rows that no longer
-// hold their keys, and "gone" those of them that were in the queue: those of them that were waiting for a retry, or frozen, wait no
-// more, and the next rows behind them are woken. Only some: each of those, when it
-// is settled, wakes the next, so that a key with a hundred thousand rows behind it
-// comes back without one long transaction.
+// hold their keys, and "gone" those of them that were in the queue. The others were
+// waiting for a retry, or frozen, and wait no more; and the next rows behind all of
+// them are woken. Only some: each of those, when it is settled, wakes the next, so that
+// a key with a hundred thousand rows behind it comes back without one long transaction.
 //
 // "hold + 0" keeps the planner from the wrong index: by key where ids are looked up,
 // which it thinks as good with old statistics; and by id where a key is, which it

@@ -9,10 +9,15 @@ import (
 	"github.com/seed-5e04d8fb/jetbox/outbox"
 )
 
-// sleepSQL moves rows from the queue to those that wait.
-const sleepSQL = `WITH gone AS (DELETE FROM {queue} WHERE id = ANY($3::bigint[]) AND ` + fenced + ` RETURNING id, shard)
+// sleepSQL moves rows from the queue to those that wait. Whether an earlier row of
+// their key holds them is asked again: it may have gone since the look, and then nobody
+// would wake them. A row whose time somebody has taken away meanwhile is due at once.
+const sleepSQL = `WITH these AS (
+		SELECT o.id FROM {outbox} o WHERE o.id = ANY($3::bigint[]) AND ($4::smallint <> 3 OR ` + isBehind + `)),
+	gone AS (DELETE FROM {queue} q USING these t WHERE q.id = t.id AND ` + fenced + ` RETURNING q.id, q.shard)
 	INSERT INTO {wait} (id, hold, shard, due, key_hash, aggregate_type, aggregate_id)
-		SELECT o.id, $4::smallint, g.shard, CASE WHEN $4::smallint = 1 THEN o.available_at END, {hash o}, o.aggregate_type, o.aggregate_id
+		SELECT o.id, $4::smallint, g.shard, CASE WHEN $4::smallint = 1 THEN coalesce(o.available_at, '-infinity') END,
+			{hash o}, o.aggregate_type, o.aggregate_id
 		FROM gone g JOIN {outbox} o ON o.id = g.id
 		ON CONFLICT (id) DO UPDATE SET hold = excluded.hold, due = excluded.due`
 
@@ -56,14 +61,32 @@ func (s *Store) putToSleep(ctx context.Context, l jetbox.Lease, shards []int16, 
 	return true, s.send(ctx, b)
 }
 
+// firstIDs is a query for the first ids of the queue, $3 at most, of all shards or of
+// those in $4.
+func firstIDs(shards []int16) string {
+	if shards == nil {
+		return `SELECT id FROM {queue} ORDER BY id LIMIT $3`
+	}
+	return `SELECT q.id FROM unnest($4::smallint[]) AS m (shard)
+		CROSS JOIN LATERAL (SELECT id FROM {queue} WHERE shard = m.shard ORDER BY id LIMIT $3) q ORDER BY q.id LIMIT $3`
+}
+
+func firstArgs(l jetbox.Lease, n int, shards []int16) []any {
+	args := []any{l.Owner, l.Epoch, n}
+	if shards != nil {
+		args = append(args, shards)
+	}
+	return args
+}
+
 // dropGone removes from the queue what has no pending row any more, deleted or marked
-// by hand. It looks at the first rows that are not in hand.
-func (s *Store) dropGone(ctx context.Context, l jetbox.Lease, hand []int64) (moved bool, err error) {
+// by hand, as far as a claim beside so many rows in hand looks.
+func (s *Store) dropGone(ctx context.Context, l jetbox.Lease, shards []int16, hand int) (moved bool, err error) {
 	b := newUnsyncedBatch()
 	s.fence(b, l)
-	b.Queue(s.sql(`DELETE FROM {queue} q USING (SELECT id FROM {queue} WHERE id <> ALL($3::bigint[]) ORDER BY id LIMIT $4) f
+	b.Queue(s.sql(`DELETE FROM {queue} q USING (`+firstIDs(shards)+`) f
 		WHERE q.id = f.id AND `+fenced+` AND NOT EXISTS (SELECT FROM {outbox} o WHERE o.id = f.id AND o.status = 'PENDING')`),
-		l.Owner, l.Epoch, hand, sleepBatch).Exec(func(tag pgconn.CommandTag) error {
+		firstArgs(l, hand+sleepBatch, shards)...).Exec(func(tag pgconn.CommandTag) error {
 		moved = tag.RowsAffected() > 0
 		s.left(int(tag.RowsAffected()))
 		return nil
@@ -78,6 +101,7 @@ func (s *Store) dropGone(ctx context.Context, l jetbox.Lease, hand []int64) (mov
 // that the statement itself puts behind its key is behind one that was there
 // before, so it makes no difference whether the others see it.
 func (s *Store) queueMoreSleep(b *batch, l jetbox.Lease, shards []int16) {
+<<<<<<< HEAD
 	args := []any{l.Owner, l.Epoch, sleepBatch}
 	first := `SELECT id FROM {queue} ORDER BY id LIMIT $3`
 	if shards != nil {
@@ -89,9 +113,13 @@ func (s *Store) queueMoreSleep(b *batch, l jetbox.Lease, shards []int16) {
 			gone AS (DELETE FROM {queue} q USING behind b WHERE q.id = b.id AND `+fenced+` RETURNING q.id, q.shard),
 			sent AS (UPDATE {outbox} SET last_error = `+doubted+` WHERE status = 'PENDING' AND id IN (
 				SELECT g.id FROM gone g WHERE EXISTS (SELECT FROM {claim} c WHERE g.id BETWEEN c.first AND c.last AND g.shard = ANY (c.shards))))
+=======
+	b.Queue(s.sql(`WITH behind AS (SELECT o.id FROM (`+firstIDs(shards)+`) f JOIN {outbox} o ON o.id = f.id WHERE `+isBehind+`),
+			gone AS (DELETE FROM {queue} q USING behind b WHERE q.id = b.id AND `+fenced+` RETURNING q.id, q.shard)
+>>>>>>> f808953 (outbox/postgres: ask again before a row sleeps behind its key)
 		INSERT INTO {wait} (id, hold, shard, key_hash, aggregate_type, aggregate_id)
 			SELECT o.id, 3, g.shard, {hash o}, o.aggregate_type, o.aggregate_id FROM gone g JOIN {outbox} o ON o.id = g.id
-			ON CONFLICT DO NOTHING`), args...).Exec(func(tag pgconn.CommandTag) error {
+			ON CONFLICT DO NOTHING`), firstArgs(l, sleepBatch, shards)...).Exec(func(tag pgconn.CommandTag) error {
 		s.left(int(tag.RowsAffected()))
 		return nil
 	})

@@ -72,9 +72,9 @@ func (s *Store) Claim(ctx context.Context, l jetbox.Lease, ask jetbox.Ask) ([]je
 
 // lookAhead reads the next rows without a transaction, so that other writers, and the
 // records of this relay, do not wait meanwhile, and a relay with nothing to do takes
-// no lock at all. It is simple when
-// they may go as they are: then only the claim is left to be written. Nobody else
-// changes such rows as long as the lease is the caller's.
+// no lock at all. It is simple when they may go as they are: then only the claim is
+// left to be written. No other relay changes such rows as long as the lease is the
+// caller's; what somebody changes by hand in this moment may still be sent as it was.
 func (s *Store) lookAhead(ctx context.Context, c *claim) (simple bool, err error) {
 	var due bool
 	err = s.reader.QueryRowContext(ctx, s.sql(`SELECT `+someDue), c.now).Scan(&due)
