@@ -196,23 +196,31 @@ func (c *linesChild) ask(ctx context.Context, d *consumer.Delivery) (string, err
 // kill ends the command at once and returns its last words.
 func (c *linesChild) kill() string {
 	c.cancel()
-	_ = c.stdin.Close()
-	c.ended.Wait()
-	_ = c.cmd.Wait() // it was killed
+	_ = c.end() // it was killed
 	return c.last.text()
 }
 
 // stop closes the command's stdin and waits for it to end.
 func (c *linesChild) stop() error {
-	_ = c.stdin.Close() // it may be gone
 	timer := time.AfterFunc(linesStop, c.cancel)
 	defer timer.Stop()
 	defer c.cancel()
-	for range c.lines { // until the end of its stdout
-	}
-	c.ended.Wait()
-	if err := c.cmd.Wait(); err != nil {
+	c.ended.Go(func() {
+		for range c.lines { // nothing is expected of it any more, and it must be able to write
+		}
+	})
+	if err := c.end(); err != nil && !ranWell(c.cmd, err) {
 		return fmt.Errorf("command at its end: %w%s", err, c.last.text())
 	}
 	return nil
+}
+
+// end waits for the command to end, with its stdin closed. It does not wait for the
+// end of stdout: what the command has left behind may keep that open for ever. Wait
+// closes it once the command is gone, and so ends the reading.
+func (c *linesChild) end() error {
+	_ = c.stdin.Close() // it may be gone
+	err := c.cmd.Wait()
+	c.ended.Wait()
+	return err
 }
