@@ -101,22 +101,10 @@ func (s *Store) dropGone(ctx context.Context, l jetbox.Lease, shards []int16, ha
 // that the statement itself puts behind its key is behind one that was there
 // before, so it makes no difference whether the others see it.
 func (s *Store) queueMoreSleep(b *batch, l jetbox.Lease, shards []int16) {
-<<<<<<< HEAD
-	args := []any{l.Owner, l.Epoch, sleepBatch}
-	first := `SELECT id FROM {queue} ORDER BY id LIMIT $3`
-	if shards != nil {
-		first = `SELECT q.id FROM unnest($4::smallint[]) AS m (shard)
-			CROSS JOIN LATERAL (SELECT id FROM {queue} WHERE shard = m.shard ORDER BY id LIMIT $3) q ORDER BY q.id LIMIT $3`
-		args = append(args, shards)
-	}
-	b.Queue(s.sql(`WITH behind AS (SELECT o.id FROM (`+first+`) f JOIN {outbox} o ON o.id = f.id WHERE `+isBehind+`),
+	b.Queue(s.sql(`WITH behind AS (SELECT o.id FROM (`+firstIDs(shards)+`) f JOIN {outbox} o ON o.id = f.id WHERE `+isBehind+`),
 			gone AS (DELETE FROM {queue} q USING behind b WHERE q.id = b.id AND `+fenced+` RETURNING q.id, q.shard),
 			sent AS (UPDATE {outbox} SET last_error = `+doubted+` WHERE status = 'PENDING' AND id IN (
 				SELECT g.id FROM gone g WHERE EXISTS (SELECT FROM {claim} c WHERE g.id BETWEEN c.first AND c.last AND g.shard = ANY (c.shards))))
-=======
-	b.Queue(s.sql(`WITH behind AS (SELECT o.id FROM (`+firstIDs(shards)+`) f JOIN {outbox} o ON o.id = f.id WHERE `+isBehind+`),
-			gone AS (DELETE FROM {queue} q USING behind b WHERE q.id = b.id AND `+fenced+` RETURNING q.id, q.shard)
->>>>>>> f808953 (outbox/postgres: ask again before a row sleeps behind its key)
 		INSERT INTO {wait} (id, hold, shard, key_hash, aggregate_type, aggregate_id)
 			SELECT o.id, 3, g.shard, {hash o}, o.aggregate_type, o.aggregate_id FROM gone g JOIN {outbox} o ON o.id = g.id
 			ON CONFLICT DO NOTHING`), firstArgs(l, sleepBatch, shards)...).Exec(func(tag pgconn.CommandTag) error {
