@@ -73,7 +73,8 @@ type hand struct {
 	more     sync.Cond           // the queue has a message, or is closed
 	messages map[uint64]*message // guarded by mu, as is everything below; to be kept alive, by stream sequence
 	count    [places]int         // of messages, by their place
-	suspects int                 // of those ready or running
+	suspects int                 // of those ready or running, but for the lapsed
+	lapsed   int                 // of those running
 	bytes    int                 // of those behind or at the gate
 	queue    []*message          // the ready ones
 	gate     []*message
@@ -194,9 +195,7 @@ func (h *hand) put(m *message, p place) {
 	h.count[p]++
 	switch p {
 	case ready, running:
-		if m.suspect {
-			h.suspects++
-		}
+		h.burden(m, 1)
 	case behind, atGate:
 		h.bytes += m.msg.Size()
 	}
@@ -206,11 +205,20 @@ func (h *hand) take(m *message) {
 	h.count[m.place]--
 	switch m.place {
 	case ready, running:
-		if m.suspect {
-			h.suspects--
-		}
+		h.burden(m, -1)
 	case behind, atGate:
 		h.bytes -= m.msg.Size()
+	}
+}
+
+// burden counts a message with a worker, or for one. An overdue handler has not
+// ended the process in all its time: nobody waits for it any longer.
+func (h *hand) burden(m *message, n int) {
+	switch {
+	case m.lapsed:
+		h.lapsed += n
+	case m.suspect:
+		h.suspects += n
 	}
 }
 
@@ -307,11 +315,12 @@ func (h *hand) hold(m *message, keep bool) {
 }
 
 // release undoes hold for a message that goes to a worker again, before others.
-// It reports whether there is one.
+// It reports whether there is one, and the server was not left to deliver it
+// again.
 func (h *hand) release(m *message) (ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.closed {
+	if h.closed || m.lapsed {
 		return false
 	}
 	h.take(m)
@@ -372,6 +381,7 @@ func (h *hand) answerTo(m *message) (reply string) {
 type counts struct {
 	atGate, behind, busy, aside int
 
+	lapsed   int // busy ones whose handlers are overdue
 	suspects int
 	bytes    int           // behind and at the gate
 	crowded  int           // lanes that are full
@@ -382,8 +392,8 @@ type counts struct {
 }
 
 // inHand is how many there are, but for those aside: their handlers are done,
-// or wait for the broker.
-func (c counts) inHand() int { return c.atGate + c.behind + c.busy }
+// or wait for the broker. Nor those whose handlers are overdue: they are out.
+func (c counts) inHand() int { return c.atGate + c.behind + c.busy - c.lapsed }
 
 func (h *hand) counts() counts {
 	h.mu.Lock()
@@ -391,7 +401,7 @@ func (h *hand) counts() counts {
 	h.wake = math.MaxInt
 	return counts{
 		atGate: h.count[atGate], behind: h.count[behind], busy: h.busy(), aside: h.count[aside],
-		suspects: h.suspects, bytes: h.bytes, crowded: h.crowded, crowd: h.crowd,
+		lapsed: h.lapsed, suspects: h.suspects, bytes: h.bytes, crowded: h.crowded, crowd: h.crowd,
 		retries: len(h.naks), pace: h.pace, size: h.size,
 	}
 }
@@ -420,7 +430,9 @@ func (h *hand) alive(now time.Time, ackWait time.Duration) (replies []string, la
 			keep = append(keep, m)
 			continue
 		}
+		h.burden(m, -1)
 		m.lapsed = true
+		h.burden(m, 1)
 		lapsed = append(lapsed, m)
 	}
 	for _, m := range lapsed {

@@ -30,7 +30,7 @@ func ahead(workers int, c counts, ackWait time.Duration) int {
 // keeps neighbors away from messages that may do that:
 //
 //   - While a suspect is in hand (delivered before, and not handed back by
-//     us), nothing more is asked for.
+//     us), nothing more is asked for, until its handler is overdue.
 //   - At the start, while messages that were out then may come back, one
 //     message is in hand at a time.
 //   - After an idle time the first request is for one message, and each
@@ -38,7 +38,9 @@ func ahead(workers int, c counts, ackWait time.Duration) int {
 //   - No more is asked for than the server has, so that an idle consumer does
 //     not get everything at once that another instance leaves behind.
 //
-// Naks of other instances look like suspects: the price is a short pause.
+// Naks of other instances look like suspects: the price is that all workers but
+// one pause for as long as the handler of such a message takes, HandleTimeout at
+// most.
 type pace struct {
 	ramp  int // size of the next request
 	known int // what the server has for us
@@ -74,7 +76,7 @@ func (p *pace) target(limit, due int, c counts) int {
 	if c.suspects > 0 {
 		return 0
 	}
-	if p.starting && c.busy > 0 {
+	if p.starting && c.busy > c.lapsed {
 		return 0
 	}
 	// With nothing in hand, all that came back has been survived.
@@ -86,7 +88,7 @@ func (p *pace) target(limit, due int, c counts) int {
 		if c.inHand() > 0 && due == 0 && !p.more && !p.probe {
 			return 0
 		}
-		return 1
+		return min(limit-c.busy, 1) // overdue handlers may have all workers
 	}
 	return min(limit-c.busy, p.most(c))
 }

@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -131,6 +132,46 @@ func TestOverdueHandlerLosesItsMessageButNotTheNextDelivery(t *testing.T) {
 		}
 		b.wantSettled()
 	})
+}
+
+// A handler that never returns keeps its worker, and holds up the others no
+// longer than until it is overdue: whether it has a message that came back, or
+// the first one after a start.
+func TestHandlerThatNeverReturnsKeepsOnlyItsWorker(t *testing.T) {
+	for _, starting := range []bool{false, true} {
+		t.Run(fmt.Sprintf("starting %v", starting), func(t *testing.T) {
+			inBubble(t, func(b *bus) {
+				if starting { // one message is out, and will not come back for long
+					b.createConsumer(func(c *consumerConfig) { c.AckWait = 10 * time.Minute })
+					b.publish("out")
+					c, err := b.js.Consumer(b.Context(), streamName, durable)
+					if err != nil {
+						b.Fatal(err)
+					}
+					if _, err := c.Next(); err != nil {
+						b.Fatal(err)
+					}
+				}
+				release := make(chan struct{})
+				defer close(release)
+				var done record
+				b.publish("poison")
+				b.start(func(_ context.Context, d *consumer.Delivery) error {
+					if d.Key == "poison" {
+						<-release
+					}
+					done.add(d)
+					return nil
+				}, consumer.Config{Workers: 3, HandleTimeout: time.Minute, MaxDeliver: 2})
+				b.pass(100 * time.Second) // if it comes back, it has by now
+				b.publish("k1", "k2", "k3", "k4", "k5")
+				b.pass(5 * time.Minute)
+				if n := len(done.all()); n != 5 {
+					b.Errorf("handled %d, want the 5 others", n)
+				}
+			})
+		})
+	}
 }
 
 // Messages wait aside for their letters in progress, not on a worker: BR-58. A

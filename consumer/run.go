@@ -227,7 +227,7 @@ func (r *run) quiet(limit int, c counts) {
 
 // pollStart asks now and then whether what was out at the start has settled.
 func (r *run) pollStart(c counts) {
-	if !r.pace.starting || r.pace.cleared || c.busy > 0 || time.Since(r.polled) < pollEvery {
+	if !r.pace.starting || r.pace.cleared || c.busy > c.lapsed || time.Since(r.polled) < pollEvery {
 		return
 	}
 	r.polled = time.Now()
