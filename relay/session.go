@@ -127,11 +127,18 @@ func (s *session) loop() error {
 	return s.record(s.unrecorded)
 }
 
-// step gives back what another relay should have, and claims, publishes and
-// records batches until there is nothing to claim or something in the way.
+// step records what is left in hand, gives back what another relay should have, and
+// claims, publishes and records batches until there is nothing to claim or something in the way.
 func (s *session) step() (claimed int, err error) {
 	if err := s.past(); err != nil {
 		return 0, err
+	}
+	// First what was sent and not, while nobody else can have claimed it. A relay that
+	// is to leave anyway does not wait for a database that cannot record.
+	if !s.mustLeave() {
+		if err := s.record(s.unrecorded); err != nil {
+			return 0, err
+		}
 	}
 	if err := s.yield(); err != nil {
 		return 0, err

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 
 	"github.com/seed-5e04d8fb/jetbox"
@@ -101,6 +102,9 @@ func (s *session) yield() error {
 	}
 	err := y.Yield(s.ctx, l)
 	left := s.share.endYield(err == nil)
+	// Done or not, as far as is known: who has the shards now may have sent rows that
+	// lie in a claim of this relay's alone, so none is taken out of it any more.
+	s.unrecorded = slices.DeleteFunc(s.unrecorded, func(o jetbox.Outcome) bool { return o.Unsent })
 	switch {
 	case errors.Is(err, jetbox.ErrLeaseLost):
 		return err
