@@ -100,8 +100,8 @@ type nak struct {
 	due       time.Time // when it may come
 }
 
-// maxNaks bounds the memory of naks: entries stay behind when another instance
-// gets the redelivery. Forgetting them is harmless, a few of our own retries
+// maxNaks bounds the memory of naks: entries stay for a time when another
+// instance gets the redelivery. Forgetting them is harmless, a few of our own retries
 // are then handled with the caution for suspects. It is above what MaxAckPending
 // allows by default.
 const maxNaks = 1 << 15
@@ -142,11 +142,10 @@ func (h *hand) add(m *message, key string, gated bool) {
 	h.messages[m.d.StreamSeq] = m
 	h.size += (m.msg.Size() - h.size) / weight
 	if m.d.NumDelivered > 1 {
-		if h.naks[m.d.StreamSeq].delivered == m.d.NumDelivered-1 {
-			delete(h.naks, m.d.StreamSeq)
-		} else {
+		if h.naks[m.d.StreamSeq].delivered != m.d.NumDelivered-1 {
 			m.suspect, m.alone = true, true
 		}
+		delete(h.naks, m.d.StreamSeq)
 	}
 	if key != "" {
 		h.join(m, key)
@@ -406,16 +405,33 @@ func (h *hand) counts() counts {
 	}
 }
 
-// due returns how many other deliveries we asked for may come by now.
-func (h *hand) due(now time.Time) (n int) {
+// due returns how many other deliveries may come by now: those we asked for, and
+// those that lanes wait for. Of those that should have come before overdue, when
+// something else came, it counts one: another instance has them, most likely.
+func (h *hand) due(now, overdue time.Time) (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, k := range h.naks {
-		if !k.due.After(now) {
+	late := 0
+	count := func(due time.Time) {
+		switch {
+		case due.After(now):
+		case due.Before(overdue):
+			late = 1
+		default:
 			n++
 		}
 	}
-	return n
+	for _, k := range h.naks {
+		count(k.due)
+	}
+	for _, l := range h.lanes {
+		for _, e := range l.expected {
+			if _, asked := h.naks[e.seq]; !asked {
+				count(e.due)
+			}
+		}
+	}
+	return max(n, late)
 }
 
 // alive returns where the signals for what is in hand go, in stream order, and

@@ -123,10 +123,15 @@ func (h *hand) putBack(m *message) {
 	h.leave(m)
 }
 
-// stuck reports whether lanes wait for messages that should have come by then.
+// stuck reports whether messages that we wait for should have come by then.
 func (h *hand) stuck(then time.Time) (any bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	for _, k := range h.naks {
+		if k.due.Before(then) {
+			return true
+		}
+	}
 	for _, l := range h.lanes {
 		for _, e := range l.expected {
 			if e.due.Before(then) {

@@ -200,6 +200,28 @@ func TestTooManyBehindAKeyPauseTheConsumer(t *testing.T) {
 	}
 }
 
+// What all wait for when nothing more is taken in comes back also after its
+// handler was overdue.
+func TestOverdueHandlerBeforeTooManyMessagesDoesNotStallTheConsumer(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		var done record
+		b.publishOf(strings.Repeat("a", 60) + "b")
+		b.start(func(_ context.Context, d *consumer.Delivery) error {
+			if d.Key == "a1" && d.NumDelivered == 1 {
+				time.Sleep(5 * time.Minute)
+				return errHandler
+			}
+			done.add(d)
+			return nil
+		}, consumer.Config{Workers: 2, HandleTimeout: time.Minute, MaxBehind: 20})
+		b.pass(30 * time.Minute)
+		if n := len(done.all()); n != 61 {
+			b.Errorf("handled %d, want all 61", n)
+		}
+		b.wantSettled()
+	})
+}
+
 // Two instances whose every message may wait for one that the other has go on
 // all the same, and end.
 func TestTwoInstancesDoNotWaitForEachOther(t *testing.T) {

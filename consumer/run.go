@@ -55,6 +55,7 @@ type run struct {
 	paused       pause       // what was logged last
 	arrivedAt    time.Time   // of the last message
 	askedAt      time.Time   // of the last request
+	newAt        time.Time   // of the last one that had not been delivered before
 	fresh        time.Time   // when no redelivery waited for us for the last time
 }
 
@@ -142,12 +143,12 @@ func (r *run) watch(now time.Time) {
 	r.giveUp(now)
 }
 
-// giveUp lets lanes go on that wait for a message another instance has. The
+// giveUp ends the waiting for messages that another instance has. The
 // server delivers again before it delivers anew: when something new has come
 // since that message was due, or nothing at all, it is not waiting for us.
 func (r *run) giveUp(now time.Time) {
-	const slack = pollEvery
-	if overdue := r.fresh.Add(-slack); !r.hand.stuck(overdue) {
+	overdue := r.fresh.Add(-pollEvery)
+	if !r.hand.stuck(overdue) {
 		return
 	}
 	l, err := r.lookUp(r.ctx)
@@ -155,8 +156,8 @@ func (r *run) giveUp(now time.Time) {
 		return // the broker is away: wait on
 	}
 	then := now.Add(-l.ackWait)
-	if r.fresh.Add(-slack).Before(then) {
-		then = r.fresh.Add(-slack)
+	if overdue.Before(then) {
+		then = overdue
 	}
 	if lost, key := r.hand.giveUp(l.ackFloor, then); lost > 0 {
 		r.cfg.Logger.LogAttrs(r.ctx, slog.LevelWarn, "messages to be retried did not come back, going on with later ones of their keys",
@@ -177,12 +178,15 @@ func (r *run) next() {
 	due := 0
 	full := r.full(c, l)
 	if full || r.pace.starting {
-		due = r.hand.due(time.Now())
+		due = r.hand.due(time.Now(), r.fresh.Add(-pollEvery))
 	}
 	n := r.pace.target(limit, due, c)
 	if full {
-		// What was handed back must come, or nothing would ever go on.
-		n = min(n, due)
+		// What was handed back must come, or nothing would ever go on. When
+		// something new came instead, try again later: that is one too many.
+		if n = min(n, due); time.Since(r.newAt) < pollEvery {
+			n = 0
+		}
 	}
 	if r.pace.gated && !r.pace.starting && c.atGate > 0 {
 		r.hand.openGate()
@@ -317,7 +321,7 @@ func (r *run) take(msg *nats.Msg) {
 	now := time.Now()
 	r.arrivedAt = now
 	if md.NumDelivered == 1 {
-		r.fresh = now
+		r.fresh, r.newAt = now, now
 	}
 	m := &message{msg: msg, d: newDelivery(msg, md), again: md.NumDelivered > 1, pending: md.NumPending}
 	maxDeliver := r.live.Load().maxDeliver // nothing was asked for before
