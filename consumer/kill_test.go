@@ -375,7 +375,7 @@ func (w *killWorld) run(t *testing.T, point string) (settled bool) {
 // way.
 func (c *child) end(t *testing.T) (stopped bool) {
 	t.Helper()
-	if err := c.stdin.Close(); err != nil {
+	if err := c.stdin.Close(); err != nil && !errors.Is(err, os.ErrClosed) { // the latter when it is dead
 		t.Fatal(err)
 	}
 	err := <-c.exited
