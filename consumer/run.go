@@ -250,6 +250,9 @@ func (r *run) full(c counts, l *live) (full bool) {
 	switch {
 	case c.aside >= r.cfg.MaxHeld:
 		why = pausedForLetters
+	case r.pace.starting && r.pace.gated:
+		// What was out must come, or the gate would never open. Of what is new,
+		// one comes in a second, until the ack wait is over.
 	case c.crowded > 0:
 		why = pausedForKey
 	case c.behind+c.atGate >= most || c.bytes >= maxBehindBytes:

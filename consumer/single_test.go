@@ -123,6 +123,27 @@ func TestTakeoverKeepsTheOrderOfEachKey(t *testing.T) {
 	}
 }
 
+// One that takes over gathers what was out also when more arrives meanwhile than
+// may wait in hand.
+func TestTakeoverWithMoreThanMayWaitGoesOn(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		keys := b.publishOf(strings.Repeat("a", 60))
+		cfg := consumer.Config{AckWait: 30 * time.Second, MaxBehind: 10, Backoff: 30 * time.Second}
+		first := b.startInstance(time.Millisecond, func(d *consumer.Delivery) bool { return d.Key == "a1" }, cfg)
+		b.pass(10 * time.Second)
+		if n := b.info().NumAckPending; n < 10 {
+			b.Fatalf("unsettled = %d, want those that wait", n)
+		}
+		second := b.startInstance(0, nil, cfg)
+		first.nc.Close()
+		b.pass(10 * time.Minute)
+		if got := second.done.keys(); !slices.Equal(got, keys) {
+			b.Errorf("handled %d: %v, want all in their order", len(got), got)
+		}
+		b.wantSettled()
+	})
+}
+
 // publishMore goes on with an aggregate of publishOf.
 func (b *bus) publishMore(aggregate string, from, to int) (keys []string) {
 	b.Helper()
