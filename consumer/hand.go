@@ -124,7 +124,7 @@ func newHand(laneSize int) *hand {
 
 // add takes in a message that just arrived and decides whether it is suspect.
 // key is its ordering key, empty for one that is ordered with nothing. With
-// gated, it waits until openGate.
+// gated, which needs a key, it waits until openGate.
 //
 // One that is in hand already, because the server could not hear that somebody
 // works on it, stays as it is. Its answer goes to the later delivery, and nobody
@@ -198,6 +198,9 @@ func (h *hand) put(m *message, p place) {
 	case behind, atGate:
 		h.bytes += m.msg.Size()
 	}
+	if p == atGate {
+		m.lane.gated++
+	}
 }
 
 func (h *hand) take(m *message) {
@@ -207,6 +210,9 @@ func (h *hand) take(m *message) {
 		h.burden(m, -1)
 	case behind, atGate:
 		h.bytes -= m.msg.Size()
+	}
+	if m.place == atGate {
+		m.lane.gated--
 	}
 }
 

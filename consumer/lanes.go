@@ -12,6 +12,7 @@ type lane struct {
 	key     string
 	waiting []*message // by stream sequence
 	leading int        // messages it waits for
+	gated   int        // messages at the gate
 
 	expected []expected // by stream sequence; later ones wait for the first
 }
@@ -73,7 +74,7 @@ func (h *hand) advance(l *lane) {
 	case l.leading > 0:
 	case l.open() && !h.closed:
 		h.enqueue(h.shift(l))
-	case len(l.waiting) == 0 && len(l.expected) == 0:
+	case len(l.waiting) == 0 && len(l.expected) == 0 && l.gated == 0:
 		delete(h.lanes, l.key)
 	}
 }

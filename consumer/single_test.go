@@ -144,6 +144,38 @@ func TestTakeoverWithMoreThanMayWaitGoesOn(t *testing.T) {
 	})
 }
 
+// What waits while another instance's messages are gathered is of the same key
+// as what came back before it, and as what comes after it: one is handled at a
+// time, and a failure holds up the later ones until it comes again.
+func TestGatheredMessagesStayOneKey(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		keys := b.publishOf("aaaaaa")
+		cfg := consumer.Config{Workers: 4, AckWait: 10 * time.Second, MaxDeliver: 3, Backoff: 20 * time.Second, MaxBackoff: 30 * time.Second}
+		first := b.startInstance(time.Millisecond, func(d *consumer.Delivery) bool { return d.Key == "a1" }, cfg)
+		b.pass(time.Second)
+		const takes = 100 * time.Millisecond
+		failed := map[string]bool{}
+		second := b.startInstance(takes, func(d *consumer.Delivery) bool {
+			again := failed[d.Key]
+			failed[d.Key] = true
+			return d.Key == "a7" && !again
+		}, cfg)
+		first.nc.Close()
+		keys = append(keys, b.publishMore("a", 7, 40)...)
+		b.pass(10 * time.Minute)
+		all := second.done.all()
+		if got := second.done.keys(); len(got) != 40 || !slices.Equal(got[6:], keys[6:]) { // the first are on their last two deliveries
+			b.Errorf("handled %v, want %v", got, keys)
+		}
+		for i := 1; i < len(all); i++ {
+			if all[i].at.Sub(all[i-1].at) < takes {
+				b.Errorf("%s and %s were handled at the same time", all[i-1].key, all[i].key)
+			}
+		}
+		b.wantSettled()
+	})
+}
+
 // publishMore goes on with an aggregate of publishOf.
 func (b *bus) publishMore(aggregate string, from, to int) (keys []string) {
 	b.Helper()
