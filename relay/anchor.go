@@ -41,8 +41,9 @@ const (
 var errUnsettled = errors.New("stream changes while it is looked at")
 
 // checkAnchor finds out whether a stream still has what it has acknowledged. What is
-// bad news must be seen twice in succession, with a pause between. info is how the
-// stream stood, nil if it is missing.
+// bad news must be seen twice in succession, with a pause between, except that the
+// stream is missing: of that nothing follows. info is how the stream stood, nil if it is
+// missing.
 //
 // It cannot tell a removed message from a lost one once the stream has grown past
 // its sequence again and the other message there has been removed too, nor where the
@@ -55,7 +56,7 @@ func checkAnchor(ctx context.Context, js jetstream.JetStream, a jetbox.Anchor) (
 		switch {
 		case err != nil:
 			return "", nil, fmt.Errorf("look for message %s at %d of stream %s: %w", a.MsgID, a.Seq, a.Stream, err)
-		case v == anchorIntact, v == anchorRemoved, v == anchorUnread, v == before:
+		case v == anchorIntact, v == anchorRemoved, v == anchorUnread, v == anchorMissing, v == before:
 			return v, info, nil
 		}
 		before = v

@@ -1,11 +1,14 @@
 package relay
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -28,7 +31,8 @@ func (s *session) checkStreams() error {
 	if !ok {
 		return nil
 	}
-	c := &streamCheck{session: s, src: src}
+	c := &streamCheck{session: s, src: src, skip: make(map[string]bool)}
+	defer func() { s.watch.end(len(c.skip) == 0) }()
 	for {
 		changed, err := c.step()
 		if err != nil {
@@ -48,8 +52,16 @@ func (s *session) checkStreams() error {
 // streamCheck is one call of checkStreams.
 type streamCheck struct {
 	*session
-	src Recaller
+	src  Recaller
+	skip map[string]bool // streams, beside the configured one, that could not be asked
+
+	// others ends when enough time was spent on those.
+	others context.Context
 }
+
+// othersMost is how long one check waits for the streams beside the configured one:
+// nothing is published meanwhile, and all of them may be out of reach.
+const othersMost = 4 * time.Second
 
 // step brings a recall that is under way a step further, or looks at each stream. It
 // reports whether that has changed what is known of them.
@@ -76,29 +88,58 @@ func (c *streamCheck) step() (changed bool, err error) {
 	for _, a := range anchors {
 		byStream[a.Stream] = append(byStream[a.Stream], a)
 	}
-	for _, group := range byStream {
-		if changed, err := c.look(group); err != nil || changed {
+	ctx, cancel := context.WithTimeout(c.ctx, othersMost)
+	defer cancel()
+	c.others = ctx
+	for _, stream := range c.watch.expect(slices.Collect(maps.Keys(byStream))) {
+		if c.skip[stream] {
+			continue
+		}
+		if ctx.Err() != nil && stream != c.cfg.Stream {
+			c.skip[stream] = true // it comes before those that were asked, the next time
+			continue
+		}
+		if changed, err := c.look(byStream[stream]); err != nil || changed {
 			return changed, err
 		}
 	}
 	return false, nil
 }
 
+// failed notes that nothing can be found out about a stream beside the configured one,
+// or done about it: not the relay's business as a whole. It is asked again.
+func (c *streamCheck) failed(stream, what string) {
+	c.skip[stream] = true
+	c.watch.failed(stream)
+	c.health.note("reading "+stream, what)
+}
+
 // look looks at one stream, for each of the messages that it should have.
 func (c *streamCheck) look(group []jetbox.Anchor) (changed bool, err error) {
 	var lost []jetbox.Anchor
 	highest, unread := group[0], ""
+	owed, owes := c.watch.owes(highest.Stream, highest.Created)
+	if owes {
+		owed.At, owed.Shared, owed.Older = highest.At, highest.Shared, highest.Older
+		group = append(group, owed)
+	}
+	ctx, other := c.ctx, highest.Stream != c.cfg.Stream
+	if other {
+		ctx = c.others
+	}
 	for _, a := range group {
-		v, info, err := checkAnchor(c.ctx, c.streams.js, a)
+		v, info, err := checkAnchor(ctx, c.streams.js, a)
 		switch {
-		case err != nil && a.Stream != c.cfg.Stream && c.ctx.Err() == nil:
-			// Not the relay's business as a whole. It is asked for again.
-			c.health.note("reading "+a.Stream, fmt.Sprintf("whether stream %s has lost messages cannot be told: %v", a.Stream, err))
+		case err != nil && other && c.ctx.Err() == nil:
+			c.failed(a.Stream, fmt.Sprintf("whether stream %s has lost messages cannot be told: %v", a.Stream, err))
 			return false, nil
 		case err != nil:
 			return false, err
 		case v == anchorMissing:
-			return false, nil // whoever publishes to it says so
+			// Whoever publishes to it says so. Should it come back, it is looked at
+			// before anything of it is remembered.
+			c.watch.failed(a.Stream)
+			return false, nil
 		case v == anchorRecreated:
 			return true, c.recreated(a, info)
 		case v == anchorLost:
@@ -113,12 +154,17 @@ func (c *streamCheck) look(group []jetbox.Anchor) (changed bool, err error) {
 	c.health.note("reading "+highest.Stream, unread)
 	switch {
 	case len(lost) > 0:
-		return true, c.lost(lost)
+		err := c.lost(lost)
+		if errors.Is(err, errUnfound) && other && c.maySend() {
+			c.failed(highest.Stream, fmt.Sprintf("stream %s has lost messages that it had acknowledged: %v", highest.Stream, err))
+			return false, nil
+		}
+		return true, err
 	case highest.Older && c.cfg.OnRecreated == Republish:
 		highest.Recall = older()
 		return true, c.src.SetAnchor(c.ctx, c.share.now(), highest.Created, highest)
-	case len(group) > manyAnchors:
-		// Of relays that are gone. They were all looked at.
+	case len(group) > manyAnchors, owes && highest.Seq == owed.Seq:
+		// Of relays that are gone, or not remembered yet. They were all looked at.
 		if err := c.src.SetAnchor(c.ctx, c.share.now(), highest.Created, highest); err != nil {
 			return false, err
 		}
@@ -150,6 +196,9 @@ func (c *streamCheck) recreated(a jetbox.Anchor, info *jetstream.StreamInfo) err
 	return c.restart(a, next)
 }
 
+// errUnfound is returned when it cannot be found out what a stream has lost.
+var errUnfound = errors.New("what it has kept cannot be found out")
+
 // lost begins to recall what a stream has lost.
 func (c *streamCheck) lost(lost []jetbox.Anchor) error {
 	last := lost[0]
@@ -169,7 +218,7 @@ func (c *streamCheck) lost(lost []jetbox.Anchor) error {
 	}
 	f := &survivors{ctx: c.ctx, src: c.src, js: c.streams.js, source: c.cfg.Source, last: last, latest: latest}
 	if err := f.find(); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errUnfound, err)
 	}
 	next := jetbox.Anchor{
 		Stream: last.Stream, Created: last.Created, Seq: f.after(), MsgID: f.best.MsgID, Pos: f.best.Pos, At: f.best.At, Older: last.Older,
@@ -190,6 +239,7 @@ func (c *streamCheck) lost(lost []jetbox.Anchor) error {
 func (c *streamCheck) restart(was, next jetbox.Anchor) error {
 	c.streams.forget()
 	c.at.forget(next.Stream)
+	c.watch.forgive(next.Stream)
 	c.late = newHighest() // rows that go a second time are not late
 	return c.src.SetAnchor(c.ctx, c.share.now(), was.Created, next)
 }

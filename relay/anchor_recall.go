@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"time"
 
 	"github.com/seed-5e04d8fb/jetbox"
 )
@@ -26,6 +27,12 @@ func (c *streamCheck) recall(a jetbox.Anchor) error {
 	case errors.Is(err, errRecreated), errors.Is(err, errRolledBack):
 		// It is not the stream that it was when this began: look at it anew.
 		step = jetbox.Recalled{Done: r.Done, End: true}
+	case errors.Is(err, errLostMore):
+		// What earlier steps have found may be gone, too.
+		c.watch.forgive(a.Stream)
+		step = jetbox.Recalled{Done: math.MinInt64}
+	case err != nil && a.Stream != c.cfg.Stream && c.maySend():
+		return c.putOff(a, err)
 	case err != nil:
 		return err
 	}
@@ -46,6 +53,44 @@ func (c *streamCheck) recall(a jetbox.Anchor) error {
 	c.cfg.Logger.LogAttrs(c.ctx, slog.LevelWarn, "published rows are published again, for they are not on their stream",
 		slog.String("stream", a.Stream), slog.Int("count", n), slog.Bool("recreated", r.Older))
 	c.health.note("rows of "+a.Stream, fmt.Sprintf("%d rows of stream %s are published again", n, a.Stream))
+	return nil
+}
+
+// errLostMore is returned when a stream has lost what was read of it for a recall, but
+// not what the recall begins after.
+var errLostMore = errors.New("stream has lost more messages meanwhile")
+
+// lostAll is the sequence in the anchor of a stream that is known to have lost
+// messages: wherever it ends, that is before it.
+const lostAll = math.MaxInt64
+
+// putOff ends a recall of a stream, beside the configured one, that is deleted or cannot
+// be read: nothing is claimed while one is under way, and the other streams have no part
+// in that. The anchor is one that the stream, should it come back, has lost, so that the
+// recall begins anew then.
+func (c *streamCheck) putOff(a jetbox.Anchor, why error) error {
+	r := *a.Recall
+	done, err := c.src.Recall(c.ctx, c.share.now(), a.Stream, r, jetbox.Recalled{Done: r.Done, End: true})
+	if err != nil || !done {
+		return err
+	}
+	if a.Recall = nil; r.Older {
+		a.Older = true // said by the end of the recall not to be so
+	} else {
+		a.Seq, a.MsgID = lostAll, ""
+	}
+	for {
+		if err = c.src.SetAnchor(c.ctx, c.share.now(), a.Created, a); err == nil {
+			break
+		}
+		if errors.Is(err, jetbox.ErrLeaseLost) || !c.maySend() {
+			return err
+		}
+		pause(c.ctx, time.Second)
+	}
+	c.failed(a.Stream, fmt.Sprintf("stream %s has lost messages, and what is retained of them cannot be published again: %v", a.Stream, why))
+	c.cfg.Logger.LogAttrs(c.ctx, slog.LevelError, "publishing again what a stream has lost is put off",
+		slog.String("stream", a.Stream), slog.Any("err", why))
 	return nil
 }
 
@@ -88,7 +133,11 @@ func (c *streamCheck) lookForRows(a jetbox.Anchor, rows []jetbox.PublishedRow, s
 		if !c.maySend() {
 			return 0, errInterrupted
 		}
-		if res, err = look(c.ctx, c.streams.js, at, looked, lookAtOnce); err != nil {
+		res, err = look(c.ctx, c.streams.js, at, looked, lookAtOnce)
+		if errors.Is(err, errRolledBack) && res.next.Seq > a.Recall.After {
+			return 0, fmt.Errorf("%w: %w", errLostMore, err)
+		}
+		if err != nil {
 			return 0, err
 		}
 	}
@@ -96,10 +145,13 @@ func (c *streamCheck) lookForRows(a jetbox.Anchor, rows []jetbox.PublishedRow, s
 		switch w := looked[i]; {
 		case w.seq == 0:
 			step.Lost = append(step.Lost, r.Pos)
+			continue
 		case w.seq != r.Seq:
 			r.Seq = w.seq
 			step.Moved = append(step.Moved, r)
 		}
+		// The anchor is of what the stream had kept before this.
+		c.watch.owe(jetbox.Anchor{Stream: a.Stream, Created: a.Created, Seq: r.Seq, MsgID: r.MsgID, Pos: r.Pos})
 	}
 	if !res.absent {
 		unverified = len(step.Lost)

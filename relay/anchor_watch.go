@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"cmp"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,6 +16,10 @@ import (
 // recall that another relay has left behind must not keep the source waiting.
 const checkEvery = time.Minute
 
+// checkAgain is how soon after a check that could not ask everything the next is,
+// twice as long each time.
+const checkAgain = 5 * time.Second
+
 // watch knows when to ask whether the streams still have what they acknowledged. It
 // is safe for concurrent use.
 type watch struct {
@@ -21,7 +27,16 @@ type watch struct {
 	suspicious bool
 	checked    time.Time
 	reconnects uint64
+	failures   int             // checks in succession that could not ask everything
 	highest    map[string]mark // by stream
+
+	// unsure are streams that have acknowledged something and were not found to have
+	// it yet, or in doubt since, and when asking them failed.
+	unsure map[string]time.Time
+
+	// owed are, by stream, acknowledged messages that are not remembered as anchors
+	// because something was in doubt then.
+	owed map[string]jetbox.Anchor
 }
 
 // mark is the highest sequence seen on a stream.
@@ -43,7 +58,96 @@ func (w *watch) suspected(nc *nats.Conn) (suspected bool) {
 	reconnects := nc.Stats().Reconnects
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.suspicious || w.reconnects != reconnects || time.Since(w.checked) > checkEvery
+	every := checkEvery
+	if w.failures > 0 {
+		every = min(every, checkAgain<<min(w.failures-1, 10))
+	}
+	return w.suspicious || w.reconnects != reconnects || time.Since(w.checked) > every
+}
+
+// believed reports whether a stream is believed to have what it acknowledged: nothing
+// else may take the place of the anchor that tells.
+func (w *watch) believed(nc *nats.Conn, stream string) (believed bool) {
+	reconnects := nc.Stats().Reconnects
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, unsure := w.unsure[stream]
+	return !unsure && !w.suspicious && w.reconnects == reconnects
+}
+
+// doubt asks for a look at one stream, within seconds.
+func (w *watch) doubt(stream string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.note(stream, w.unsure[stream])
+	w.failures = max(w.failures, 1)
+}
+
+// expect notes the streams that a check is about to ask, and returns them, those last
+// that failed last.
+func (w *watch) expect(streams []string) (inOrder []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	was := w.unsure
+	w.unsure = make(map[string]time.Time, len(streams))
+	for _, stream := range streams {
+		w.unsure[stream] = was[stream]
+	}
+	slices.SortFunc(streams, func(a, b string) int { return cmp.Or(was[a].Compare(was[b]), cmp.Compare(a, b)) })
+	return streams
+}
+
+// failed notes that nothing could be found out about a stream.
+func (w *watch) failed(stream string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.note(stream, time.Now())
+}
+
+// note notes when asking a stream failed. mu is locked.
+func (w *watch) note(stream string, failed time.Time) {
+	if w.unsure == nil {
+		w.unsure = make(map[string]time.Time)
+	}
+	w.unsure[stream] = failed
+}
+
+// end ends a check.
+func (w *watch) end(complete bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.checked = time.Now()
+	if w.failures++; complete {
+		w.failures = 0
+	}
+}
+
+// owe notes a message that a stream should have and that is not remembered.
+func (w *watch) owe(a jetbox.Anchor) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if was := w.owed[a.Stream]; was.Created.Equal(a.Created) && was.Seq > a.Seq {
+		return
+	}
+	if w.owed == nil || len(w.owed) >= cacheMost {
+		w.owed = make(map[string]jetbox.Anchor)
+	}
+	w.owed[a.Stream] = a
+}
+
+// owes returns what is owed of a stream that was created at a time.
+func (w *watch) owes(stream string, created time.Time) (a jetbox.Anchor, owes bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	a, owes = w.owed[stream]
+	return a, owes && a.Created.Equal(created)
+}
+
+// forgive forgets what is owed of a stream.
+func (w *watch) forgive(stream string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.owed, stream)
 }
 
 // begin ends the suspicion, before a look.
@@ -59,6 +163,8 @@ func (w *watch) verified(stream string, created time.Time, seq uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.set(stream, mark{created, seq})
+	delete(w.unsure, stream)
+	delete(w.owed, stream)
 }
 
 // set notes the highest sequence. mu is locked.
@@ -142,14 +248,17 @@ func (s *streams) created(stream string) time.Time {
 }
 
 // remember lets the rows of a batch be remembered as anchors of their streams. Where
-// the sequences do not grow, or the stream may be another by now, they are not: the
-// stream is looked at first, and what is remembered tells what it should have.
+// the sequences do not grow, the stream may be another by now, or whether it has lost
+// something is still to be asked, they are not: the stream is looked at first, and what
+// is remembered tells what it should have.
 func (s *session) remember(outcomes []jetbox.Outcome, duplicates bool, born map[string]time.Time) {
 	for stream, created := range born {
-		lowest, last := uint64(0), uint64(0)
+		lowest, last, at := uint64(0), uint64(0), 0
 		for i := range outcomes {
 			if o := &outcomes[i]; o.StreamSeq > 0 && o.Stream == stream {
-				last = max(last, o.StreamSeq)
+				if o.StreamSeq > last {
+					last, at = o.StreamSeq, i
+				}
 				if lowest == 0 || o.StreamSeq < lowest {
 					lowest = o.StreamSeq
 				}
@@ -162,6 +271,10 @@ func (s *session) remember(outcomes []jetbox.Outcome, duplicates bool, born map[
 			lowest = 0
 		}
 		if created.IsZero() {
+			continue
+		}
+		if !s.watch.believed(s.streams.js.Conn(), stream) {
+			s.watch.owe(jetbox.Anchor{Stream: stream, Created: created, Seq: last, MsgID: outcomes[at].MsgID, Pos: outcomes[at].Pos})
 			continue
 		}
 		if !s.streams.created(stream).Equal(created) || !s.watch.acked(stream, created, lowest, last) {

@@ -75,6 +75,9 @@ func (s *session) publish(batch []outbound) (outcomes []jetbox.Outcome, outage e
 	for i, res := range s.engine.publish(s.hard, messages, maySend) {
 		s.judge(&t, batch[i], res)
 	}
+	if t.outage != nil {
+		s.watch.suspect() // a broker that comes back may have lost something
+	}
 	s.remember(t.outcomes, t.duplicates > 0, born)
 	if t.outage != nil {
 		s.streams.forget()
@@ -137,6 +140,9 @@ func (s *session) judge(t *tally, b outbound, res result) {
 	if b.stream != s.cfg.Stream || errors.Is(err, errDenied) {
 		// Not the relay's business as a whole: the row sleeps, its key with it,
 		// and everything else goes on.
+		if !errors.Is(err, errDenied) {
+			s.watch.doubt(b.stream)
+		}
 		s.fallsAsleep(b.row, err)
 		t.outcomes = append(t.outcomes, s.delayed(b.row, err))
 		t.resting = err
