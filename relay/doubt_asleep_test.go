@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/relay"
 )
 
 // other creates a second stream, for the subjects other.>, that forgets soon and has one
@@ -78,6 +80,36 @@ func TestRowThatSleptWithItsOutcomeUnknownIsLookedFor(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The look for a row that slept begins where its stream stood at the claim that it was sent
+// under, not at its beginning.
+func TestLookForARowThatSleptBeginsAtItsClaim(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		ctx := r.t.Context()
+		st := r.other()
+		for i := range 100 {
+			_, err := r.admin.Publish(ctx, fmt.Sprint("other.before.", i), nil)
+			r.must(err)
+		}
+		log := &logBook{}
+		_, stop := r.start(r.store, relay.Config{Logger: log.logger()})
+		r.append(event("other.2", "k", "1")) // the relay knows which stream takes the subject
+		time.Sleep(time.Second)
+		r.must(st.DeleteMsg(ctx, 101))
+		r.box.Mute(true)
+		r.append(event("other.2", "k", "2"))
+		time.Sleep(9 * time.Second)
+		r.box.Mute(false)
+		r.box.Cut(false)
+		time.Sleep(2 * time.Minute)
+		stop()
+		r.wantOnOther(102)
+		r.wantState(2, jetbox.Published, "")
+		if lines := log.lines("looked on the stream"); len(lines) != 1 || !strings.Contains(lines[0], "messages=1 ") {
+			t.Errorf("the relay looked like this: %q; want one message read", lines)
+		}
+	})
 }
 
 // A row in doubt fell asleep behind one of its key that was due later and refused. When it

@@ -12,18 +12,20 @@ import (
 // is on the wire, what became of the one before is recorded and the next is
 // claimed; two batches are never on the wire at once. The error is an outage that
 // the loop waits out, or ends the session.
-func (s *session) flow(rows []jetbox.Row) error {
+func (s *session) flow(batch claimed) error {
 	var done []jetbox.Outcome // of the batch before, to be recorded
 	for {
+		rows := batch.rows
+		s.before = batch.before
 		ahead := s.ahead(done, rows)
 		outcomes, outage := s.send(rows)
-		next, err := ahead()
+		later, err := ahead()
 		if err != nil {
 			// Nothing else is published before this is recorded, or handed over.
-			s.unrecorded = append(append(s.unrecorded, outcomes...), s.unsent(next...)...)
+			s.unrecorded = append(append(s.unrecorded, outcomes...), s.unsent(later.rows...)...)
 			return err
 		}
-		next, back := split(next, held(rows, outcomes))
+		next, back := split(later.rows, held(rows, outcomes))
 		done = append(outcomes, s.unsent(back...)...)
 		if outage != nil || len(next) == 0 || s.interrupted() {
 			done = append(done, s.unsent(next...)...)
@@ -32,7 +34,7 @@ func (s *session) flow(rows []jetbox.Row) error {
 			}
 			return outage
 		}
-		rows = next
+		batch = claimed{next, later.before}
 	}
 }
 
@@ -54,11 +56,11 @@ func (s *session) unsent(rows ...jetbox.Row) (back []jetbox.Outcome) {
 // goroutines that end before the function returned does. Both go on at once when
 // every outcome lets its key go on; else what is recorded decides about which rows
 // may be claimed.
-func (s *session) ahead(done []jetbox.Outcome, inHand []jetbox.Row) (wait func() ([]jetbox.Row, error)) {
+func (s *session) ahead(done []jetbox.Outcome, inHand []jetbox.Row) (wait func() (claimed, error)) {
 	var (
-		rows              []jetbox.Row
-		recorded, claimed error
-		work              sync.WaitGroup
+		next           claimed
+		recorded, read error
+		work           sync.WaitGroup
 	)
 	hand := make([]int64, 0, len(inHand)+len(done))
 	for _, r := range inHand {
@@ -66,7 +68,7 @@ func (s *session) ahead(done []jetbox.Outcome, inHand []jetbox.Row) (wait func()
 	}
 	claim := func() {
 		if !s.interrupted() {
-			rows, claimed = s.claim(hand)
+			next, read = s.claim(hand)
 		}
 	}
 	if allSettled(done) {
@@ -82,9 +84,9 @@ func (s *session) ahead(done []jetbox.Outcome, inHand []jetbox.Row) (wait func()
 			}
 		})
 	}
-	return func() ([]jetbox.Row, error) {
+	return func() (claimed, error) {
 		work.Wait()
-		return rows, cmp.Or(recorded, claimed)
+		return next, cmp.Or(recorded, read)
 	}
 }
 

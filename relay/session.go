@@ -37,7 +37,7 @@ type session struct {
 	unverified map[int64]bool
 
 	// absent are rows of that batch that were looked for and are not on the stream.
-	// before is where the streams stood before any of it was sent.
+	// before is where the streams stood before any of it was claimed.
 	absent map[int64]bool
 	before []jetbox.Position
 
@@ -149,11 +149,11 @@ func (s *session) step() (claimed int, err error) {
 	if err := s.checkStreams(); err != nil {
 		return 0, err
 	}
-	rows, err := s.claim(nil)
-	if err != nil || len(rows) == 0 {
+	c, err := s.claim(nil)
+	if err != nil || len(c.rows) == 0 {
 		return 0, err
 	}
-	return len(rows), s.flow(rows)
+	return len(c.rows), s.flow(c)
 }
 
 // stopped reports that nothing new may begin.
@@ -180,20 +180,25 @@ func (s *session) outageBackoff() backoff.BackOff {
 	)
 }
 
+// claimed is rows to be sent, and where the streams stood before.
+type claimed struct {
+	rows   []jetbox.Row
+	before []jetbox.Position
+}
+
 // claim returns the next rows beside those in hand.
-func (s *session) claim(inHand []int64) ([]jetbox.Row, error) {
-	rows, err := s.src.Claim(s.ctx, s.share.now(), jetbox.Ask{
-		Limit: s.size, InHand: inHand, Before: s.positions(s.ctx),
-	})
+func (s *session) claim(inHand []int64) (claimed, error) {
+	before := s.positions(s.ctx)
+	rows, err := s.src.Claim(s.ctx, s.share.now(), jetbox.Ask{Limit: s.size, InHand: inHand, Before: before})
 	if err != nil && s.ctx.Err() == nil {
 		s.fault(s.ctx, partDatabase, err)
-		return nil, err
+		return claimed{}, err
 	}
 	if err == nil {
 		s.fault(s.ctx, partDatabase, nil)
 		s.resize(len(rows))
 	}
-	return rows, err
+	return claimed{rows, before}, err
 }
 
 // resize makes the next batch larger while there is a backlog: each costs some
