@@ -57,12 +57,15 @@
 // instance is active, and one that takes over first gathers what was out,
 // for at most the longer of AckWait and MaxBackoff. It holds the order across a
 // stop and a crash, except that a message on its last two deliveries does not
-// wait, and that a process which was paused for longer than an ack wait may
-// still be at work. To have several active instances, partition: let the stream
-// add a partition number to the subject (a subject transform), and give each
-// partition a durable of its own. See examples/singleactive and
-// examples/partitions. Package pcgroups of orbit.go does the same with members
-// that come and go.
+// wait, and that an instance which lost its place alive (it was paused or cut
+// off for longer than an ack wait, or an operator unpinned it) may still be at
+// work on what its workers have, and on last deliveries. The rest it hands back
+// as soon as it hears of that, at the price of a delivery each.
+//
+// To have several active instances, partition: let the stream add a partition
+// number to the subject (a subject transform), and give each partition a durable
+// of its own. See examples/singleactive and examples/partitions. Package
+// pcgroups of orbit.go does the same with members that come and go.
 //
 // # What happens when
 //

@@ -375,6 +375,13 @@ func (h *hand) handedBack(m *message, wait time.Duration) {
 	h.expect(m, due)
 }
 
+// forgetNaks forgets what was handed back.
+func (h *hand) forgetNaks() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	clear(h.naks)
+}
+
 // answerTo returns where the answer to a message goes.
 func (h *hand) answerTo(m *message) (reply string) {
 	h.mu.Lock()

@@ -199,20 +199,59 @@ func (h *hand) handBack(all bool) (back []returned) {
 			h.enqueue(m)
 		case m.place == behind && open[m.lane] && !all:
 		default:
-			b := returned{message: m}
-			if m.lane != nil {
-				b.wait = m.lane.wait(m, now)
-			}
-			back = append(back, b)
-			h.take(m)
-			m.gone = true
-			h.forget(m)
+			back = append(back, h.giveBack(m, now))
 		}
 	}
 	h.more.Broadcast()
 	slices.SortFunc(h.queue, bySequence)
 	slices.SortFunc(back, func(a, b returned) int { return bySequence(a.message, b.message) })
 	return back
+}
+
+// letGo takes out, in stream order, what no worker has, and waits no longer for
+// what was handed back: another instance gets all that. What is on its last
+// delivery stays, as in handBack.
+func (h *hand) letGo() (back []returned) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	for _, m := range h.messages {
+		if m.place != running && m.place != aside && !m.last {
+			back = append(back, h.giveBack(m, now))
+		}
+	}
+	clear(h.naks)
+	gone := func(m *message) bool { return m.gone }
+	h.queue = slices.DeleteFunc(h.queue, gone)
+	h.gate = slices.DeleteFunc(h.gate, gone)
+	for _, l := range h.lanes {
+		crowded := len(l.waiting) >= h.laneSize
+		l.waiting = slices.DeleteFunc(l.waiting, gone)
+		if crowded && len(l.waiting) < h.laneSize {
+			h.crowded--
+		}
+		l.expected = nil
+	}
+	for _, b := range back {
+		h.leave(b.message)
+	}
+	for _, l := range h.lanes {
+		h.advance(l)
+	}
+	slices.SortFunc(back, func(a, b returned) int { return bySequence(a.message, b.message) })
+	return back
+}
+
+// giveBack takes out a message that is to be handed back.
+func (h *hand) giveBack(m *message, now time.Time) returned {
+	b := returned{message: m}
+	if m.lane != nil {
+		b.wait = m.lane.wait(m, now)
+	}
+	h.take(m)
+	m.gone = true
+	h.forget(m)
+	return b
 }
 
 // wait returns for how long m must stay away to come after those it waits for.

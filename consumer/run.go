@@ -295,7 +295,7 @@ func (r *run) receive(msg *nats.Msg) {
 	case statusLost:
 		r.lost(text)
 	case statusUnpinned:
-		r.cfg.Logger.LogAttrs(r.ctx, slog.LevelInfo, "this instance is not active any more", r.attrs()...)
+		r.unpinned()
 	case statusNone:
 		r.losses = 0
 		r.take(msg)
@@ -352,6 +352,7 @@ func (r *run) pinned(msg *nats.Msg, d *Delivery) {
 		return
 	}
 	r.pull.pin = pin
+	r.hand.forgetNaks() // others have had what this one handed back while it was a standby
 	r.cfg.Logger.LogAttrs(r.ctx, slog.LevelInfo, "this instance is active", r.attrs()...)
 	l, err := r.lookUp(r.ctx)
 	if err != nil {
@@ -364,6 +365,18 @@ func (r *run) pinned(msg *nats.Msg, d *Delivery) {
 	}
 	now := time.Now()
 	r.pace.begin(l, now, now.Add(max(l.ackWait, r.cfg.MaxBackoff)), true)
+}
+
+// unpinned leaves to the instance that is active now what no worker has. It
+// gathers what is out for a time only, and must not get that later.
+func (r *run) unpinned() {
+	back := r.hand.letGo()
+	r.cfg.Logger.LogAttrs(r.ctx, slog.LevelInfo, "this instance is not active any more",
+		r.attrs(slog.Int("handed_back", len(back)))...)
+	r.handBack(back)
+	now := time.Now()
+	r.pace.begin(&live{}, now, now, false)
+	r.hand.openGate() // for what is on its last delivery
 }
 
 // lost gives up on the open request and has the consumer looked up: at once, or
@@ -417,12 +430,12 @@ func (r *run) drain() {
 	r.stop()
 	r.cfg.Logger.LogAttrs(r.drainCtx, slog.LevelInfo, "consumer is stopping", r.attrs()...)
 	r.unsubscribe()
-	r.handBack(false)
+	r.handBack(r.hand.handBack(false))
 	deadline := time.AfterFunc(r.cfg.DrainTimeout, func() { r.cancel(ErrStopping) })
 	defer deadline.Stop()
 	r.workers.Wait()
 	r.aside.Wait()
-	r.handBack(true)
+	r.handBack(r.hand.handBack(true))
 	r.flush("flush acks")
 	r.unpin()
 }
@@ -445,8 +458,8 @@ func (r *run) unpin() {
 }
 
 // handBack asks for other deliveries of what no handler saw.
-func (r *run) handBack(all bool) {
-	for _, m := range r.hand.handBack(all) {
+func (r *run) handBack(ms []returned) {
+	for _, m := range ms {
 		if m.wait > 0 {
 			r.send(m.message, nakAfter(m.wait))
 		} else {

@@ -176,6 +176,53 @@ func TestGatheredMessagesStayOneKey(t *testing.T) {
 	})
 }
 
+// An instance that is not the active one any more, with nobody dead or paused,
+// lets go of what no worker has: the other one goes on with it, in order. What
+// its own worker has is done before that.
+func TestInstanceThatLosesThePinLetsGo(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		keys := b.publishOf(strings.Repeat("a", 40))
+		const takes = 5 * time.Second
+		slow := false
+		var done record // of both
+		cfg := consumer.Config{AckWait: 10 * time.Second, MaxBackoff: 10 * time.Second, Backoff: 10 * time.Second}
+		handle := func(d *consumer.Delivery) bool {
+			if d.Key == "a1" && d.NumDelivered == 1 {
+				return true // the others gather behind it
+			}
+			if slow {
+				time.Sleep(takes)
+			}
+			done.add(d)
+			return false
+		}
+		first := b.startInstance(time.Millisecond, handle, cfg)
+		b.pass(5 * time.Second)
+		if n := b.info().NumAckPending; n < 20 {
+			b.Fatalf("in hand = %d, want many", n)
+		}
+		slow = true
+		second := b.startInstance(0, handle, cfg)
+		b.pass(17 * time.Second) // a3 is with a worker
+		s, err := b.js.Stream(b.Context(), streamName)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := s.UnpinConsumer(b.Context(), durable, "jetbox"); err != nil {
+			b.Fatal(err)
+		}
+		keys = append(keys, b.publishMore("a", 41, 50)...)
+		b.pass(20 * time.Minute)
+		if got := done.keys(); !slices.Equal(got, keys) {
+			b.Errorf("handled %v, want %v", got, keys)
+		}
+		if f, s := len(first.done.all()), len(second.done.all()); f > 10 || s < 40 {
+			b.Errorf("first handled %d, second %d, want the second to go on soon", f, s)
+		}
+		b.wantSettled()
+	})
+}
+
 // publishMore goes on with an aggregate of publishOf.
 func (b *bus) publishMore(aggregate string, from, to int) (keys []string) {
 	b.Helper()
