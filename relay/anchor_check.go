@@ -151,15 +151,16 @@ func (c *streamCheck) look(group []jetbox.Anchor) (changed bool, err error) {
 			highest = a
 		}
 	}
-	c.health.note("reading "+highest.Stream, unread)
-	switch {
-	case len(lost) > 0:
+	if len(lost) > 0 {
 		err := c.lost(lost)
 		if errors.Is(err, errUnfound) && other && c.maySend() {
 			c.failed(highest.Stream, fmt.Sprintf("stream %s has lost messages that it had acknowledged: %v", highest.Stream, err))
 			return false, nil
 		}
 		return true, err
+	}
+	c.health.note("reading "+highest.Stream, unread)
+	switch {
 	case highest.Older && c.cfg.OnRecreated == Republish:
 		highest.Recall = older()
 		return true, c.src.SetAnchor(c.ctx, c.share.now(), highest.Created, highest)

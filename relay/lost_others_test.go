@@ -267,4 +267,3 @@ func TestManyStreamsThatAreGoneHoldUpNothing(t *testing.T) {
 		stop()
 	})
 }
-
