@@ -66,7 +66,8 @@ type Config struct {
 	HandleTimeout time.Duration
 
 	// DrainTimeout is how long handlers may go on after Run was told to stop.
-	// Then their contexts are canceled. Default 10s.
+	// Then their contexts are canceled. What comes of them is still sent, dead
+	// letters for up to 5s. Default 10s.
 	DrainTimeout time.Duration
 
 	// DeadLetters stores what cannot be handled. Nil leaves it to a router of

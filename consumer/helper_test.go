@@ -273,7 +273,10 @@ type step struct {
 	at   time.Time
 }
 
-func (l *letters) call(name string, f jetbox.Failure) error {
+func (l *letters) call(ctx context.Context, name string, f jetbox.Failure) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
 	l.mu.Lock()
 	l.tries++
 	l.mu.Unlock()
@@ -288,9 +291,15 @@ func (l *letters) call(name string, f jetbox.Failure) error {
 	return nil
 }
 
-func (l *letters) Intend(_ context.Context, f jetbox.Failure) error   { return l.call("intend", f) }
-func (l *letters) Park(_ context.Context, f jetbox.Failure) error     { return l.call("park", f) }
-func (l *letters) Withdraw(_ context.Context, f jetbox.Failure) error { return l.call("withdraw", f) }
+func (l *letters) Intend(ctx context.Context, f jetbox.Failure) error {
+	return l.call(ctx, "intend", f)
+}
+
+func (l *letters) Park(ctx context.Context, f jetbox.Failure) error { return l.call(ctx, "park", f) }
+
+func (l *letters) Withdraw(ctx context.Context, f jetbox.Failure) error {
+	return l.call(ctx, "withdraw", f)
+}
 
 func (l *letters) named(name string) (out []step) {
 	l.mu.Lock()

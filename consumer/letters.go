@@ -29,7 +29,8 @@ type DeadLetters interface {
 }
 
 const (
-	// letterTimeout bounds one attempt to store a letter.
+	// letterTimeout bounds one attempt to store a letter, and by how much such
+	// an attempt may outlive DrainTimeout.
 	letterTimeout = 5 * time.Second
 	// withdrawAttempts is how often an intent is tried to be closed. The effect
 	// has happened, so the message must be acknowledged at some time; the worst
@@ -47,7 +48,7 @@ func (r *run) intend(m *message) (ready bool) {
 	store := func(ctx context.Context) error {
 		return r.cfg.DeadLetters.Intend(ctx, m.d.failure(jetbox.ReasonMaxDeliveries, ""))
 	}
-	if r.letter(r.drainCtx, m, "intend", store) == nil {
+	if r.drainCtx.Err() == nil && r.letter(r.drainCtx, m, "intend", store) == nil {
 		m.intended = true
 		r.hand.restart(m, time.Now().Add(r.cfg.HandleTimeout+handlerGrace))
 		return true
@@ -129,9 +130,10 @@ func (r *run) withdraw(m *message, ack func()) {
 	})
 }
 
-// letter makes one attempt, and says what failed.
+// letter makes one attempt, and says what failed. It outlives the cancel: the
+// handler is done, and what came of it has no other place.
 func (r *run) letter(ctx context.Context, m *message, step string, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, letterTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), letterTimeout)
 	defer cancel()
 	err := f(ctx)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"sync"
@@ -92,6 +93,37 @@ func TestDrainTimeoutCancelsHandlers(t *testing.T) {
 			b.Errorf("naks = %v, want one", naks)
 		}
 	})
+}
+
+// What comes of a last delivery after DrainTimeout still reaches its letter.
+func TestLettersAreSettledAfterTheDrainTimeout(t *testing.T) {
+	for _, succeeds := range []bool{true, false} {
+		t.Run(fmt.Sprintf("succeeds %v", succeeds), func(t *testing.T) {
+			inBubble(t, func(b *bus) {
+				b.publish("k")
+				dlq := &letters{}
+				stop := b.start(func(ctx context.Context, _ *consumer.Delivery) error {
+					<-ctx.Done()
+					if succeeds {
+						return nil // it had just finished
+					}
+					return ctx.Err()
+				}, consumer.Config{MaxDeliver: 1, DeadLetters: dlq})
+				b.pass(time.Second)
+				if err := stop(); err != nil {
+					b.Error(err)
+				}
+				want := []string{"intend", "park"}
+				if succeeds {
+					want[1] = "withdraw"
+				}
+				if got := dlq.names(); !slices.Equal(got, want) {
+					b.Errorf("letters: %v, want %v", got, want)
+				}
+				b.wantSettled()
+			})
+		})
+	}
 }
 
 // An idle consumer stops at once, and its open request takes no message along.
