@@ -33,8 +33,13 @@ type Row struct {
 	// been sent: nothing of it is on its way, or on the stream.
 	Fresh bool
 
+	// InDoubt reports that the row may have been sent, and in no claim that it still
+	// lies in: only the time in which it was written says where to look for it on the
+	// stream.
+	InDoubt bool
+
 	// Earlier is the claim that the row was first in, if it still lies in it: where
-	// to look for the row on the stream.
+	// to look for the row on the stream. One that is InDoubt has none.
 	Earlier *Earlier
 
 	// Fault says why the row is no event at all, for instance headers that are
@@ -97,6 +102,11 @@ type Outcome struct {
 	// Unsent says that a Pending row was not sent after all: it stays as it is, and
 	// as if it had not been claimed.
 	Unsent bool
+
+	// InDoubt says of a row that is not Published that it may have been sent and stored
+	// all the same. A source keeps that with the row, also while it is a dead letter,
+	// until the next outcome; see [Row.InDoubt].
+	InDoubt bool
 
 	// Reason is why it was not published.
 	Reason string

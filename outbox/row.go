@@ -33,10 +33,19 @@ type Entry struct {
 	StreamSeq uint64
 }
 
-// OutcomeUnknown begins the last error of a row that a relay had claimed, and may have
-// sent, and that is in no claim any more, for instance because it has to wait behind an
-// earlier row of its key. What the last error was before follows after a colon.
+// OutcomeUnknown begins the last error of a row that a relay may have sent, and that is in
+// no claim any more that says so: it waits, for its own sake or behind an earlier row of
+// its key, or is a dead letter. The reason, as far as there is one, follows after a colon.
 const OutcomeUnknown = "claimed before, and the outcome is not known"
+
+// LastError is what a store writes as the last error of a row that was not published. It
+// is for stores.
+func LastError(o jetbox.Outcome) string {
+	if !o.InDoubt {
+		return o.Reason
+	}
+	return OutcomeUnknown + ": " + o.Reason
+}
 
 // SplitUnsent separates the outcomes to write from the rows whose claims are to be
 // taken back. It is for stores.

@@ -179,8 +179,8 @@ func bulkSleepKeepsDoubt(t *testing.T, b *bench) {
 	other.record(l, published(free...)...) // nothing is left of the dead relay's claim
 	other.record(l, published(ids[0])...)
 	for i, row := range other.claimIDs(l, 20, ids[1:]...) {
-		if never := i+1 >= 10; row.Fresh != never {
-			t.Errorf("row %d is fresh: %v, want %v", row.Pos, row.Fresh, never)
+		if never := i+1 >= 10; row.Fresh != never || row.InDoubt == never {
+			t.Errorf("row %d is fresh: %v, in doubt: %v, want fresh: %v", row.Pos, row.Fresh, row.InDoubt, never)
 		}
 	}
 }

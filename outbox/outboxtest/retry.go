@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-5e04d8fb/jetbox"
+	"github.com/seed-5e04d8fb/jetbox/outbox"
 )
 
 func retryScenarios() []scenario {
@@ -15,6 +16,7 @@ func retryScenarios() []scenario {
 		{"a retry tells its attempts, reason and time", migrated(retryTells)},
 		{"a delay that was not the row's fault counts no attempt but holds its key", migrated(delayCountsNothing)},
 		{"rows of one key that fail again and again stay in order", migrated(failuresStayInOrder)},
+		{"a row in doubt stays so until another outcome, parked and retried too", migrated(doubtIsKept)},
 		{"a row appended behind a waiting one waits too", migrated(appendedBehind)},
 	}
 }
@@ -117,6 +119,38 @@ func delayCountsNothing(t *testing.T, b *bench) {
 	}
 	if got := positions(b.drain(l, 10)); !slices.Equal(got, ids) {
 		t.Errorf("drained %v, want %v", got, ids)
+	}
+}
+
+func doubtIsKept(t *testing.T, b *bench) {
+	ids := b.add(keyed("k", 1)...)
+	l := b.lease("a")
+	want := func(what string, inDoubt bool) {
+		t.Helper()
+		if row := b.claimWhenDue(l, 10)[0]; row.Pos != ids[0] || row.Fresh || row.InDoubt != inDoubt || inDoubt && row.Earlier != nil {
+			t.Errorf("%s: claimed %+v, want row %d, in doubt: %v", what, row, ids[0], inDoubt)
+		}
+	}
+	inDoubt := func(o jetbox.Outcome) jetbox.Outcome { o.InDoubt = true; return o }
+
+	b.claimIDs(l, 10, ids...)
+	b.record(l, inDoubt(retry(ids[0], 0)))
+	want("after a retry in doubt", true)
+	want("in a claim of its own", true)
+	if got, want := b.show(ids[0]).LastError, outbox.OutcomeUnknown+": refused"; got != want {
+		t.Errorf("last error %q, want %q", got, want)
+	}
+	b.record(l, inDoubt(dead(ids[0], false)))
+	_, err := b.Retry(t.Context(), outbox.Filter{})
+	b.check(err)
+	want("a dead letter in doubt that is retried", true)
+	b.record(l, retry(ids[0], 0))
+	want("after a refusal", false)
+	b.record(l, dead(ids[0], false))
+	_, err = b.Retry(t.Context(), outbox.Filter{})
+	b.check(err)
+	if row := b.claimWhenDue(l, 10)[0]; !row.Fresh || row.InDoubt {
+		t.Errorf("claimed %+v after a dead letter that was refused was retried, want it fresh", row)
 	}
 }
 

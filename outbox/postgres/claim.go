@@ -174,7 +174,7 @@ func (s *Store) readSQL(allShards bool, n int) string {
 	return s.sql(strings.NewReplacer("{n}", fmt.Sprint(n), "{bytes}", fmt.Sprint(claimBytes)).Replace(`WITH first AS MATERIALIZED (` + first + `),
 		own AS MATERIALIZED (SELECT id FROM first WHERE shard = ANY (ARRAY(SELECT s.shard FROM {shard} s WHERE s.owner = $1)))
 		SELECT (SELECT count(*) FROM own), o.status <> 'PENDING', ` + isLater + `, ` + isBehind + `, ` + isOvertaking + `,
-			o.attempts = 0 AND o.last_error IS NULL, {fn_shard}(o.aggregate_type, o.aggregate_id, o.id), ` + eventColumns + `
+			o.attempts = 0 AND o.last_error IS NULL, ` + isInDoubt + `, {fn_shard}(o.aggregate_type, o.aggregate_id, o.id), ` + eventColumns + `
 		FROM (SELECT o.*, coalesce(sum(octet_length(o.payload)) OVER (ORDER BY o.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS bytes
 			FROM {outbox} o WHERE o.id = ANY (ARRAY(SELECT id FROM own))) o
 		WHERE o.bytes < {bytes} ORDER BY o.id`))
@@ -210,11 +210,11 @@ func (c *claimed) incomplete(ask jetbox.Ask) (incomplete bool) {
 func (c *claimed) take(rows pgx.Rows) error {
 	defer rows.Close()
 	var (
-		r                                           record
-		settled, later, behind, overtaking, untried bool
-		shard                                       int16
+		r                                                  record
+		settled, later, behind, overtaking, untried, doubt bool
+		shard                                              int16
 	)
-	into := append([]any{&c.queued, &settled, &later, &behind, &overtaking, &untried, &shard}, r.eventFields()...)
+	into := append([]any{&c.queued, &settled, &later, &behind, &overtaking, &untried, &doubt, &shard}, r.eventFields()...)
 	for size := 0; rows.Next(); {
 		r = record{}
 		if err := rows.Scan(into...); err != nil {
@@ -235,10 +235,10 @@ func (c *claimed) take(rows pgx.Rows) error {
 			c.behind = append(c.behind, r.ID)
 		case !overtaking:
 			row := r.row()
-			row.Fresh = fresh
+			row.Fresh, row.InDoubt = fresh, doubt
 			if claim == nil {
 				c.cover(r.ID, shard)
-			} else {
+			} else if !doubt { // else it was sent before that claim too
 				var err error
 				if row.Earlier, err = c.earlier.Of(time.Duration(claim.Age)*time.Microsecond, string(claim.Before)); err != nil {
 					return err

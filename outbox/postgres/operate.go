@@ -108,7 +108,8 @@ func (s *Store) Retry(ctx context.Context, f outbox.Filter) (retried int, err er
 	return s.changeDead(ctx, "retry", f, func(b *batch, ids []int64) {
 		// The trigger of such an update puts them into the queue.
 		b.Queue(s.sql(`WITH copies AS (DELETE FROM {dead} WHERE id = ANY($1::bigint[]))
-			UPDATE {outbox} SET status = 'PENDING', attempts = 0, last_error = NULL, available_at = NULL
+			UPDATE {outbox} SET status = 'PENDING', attempts = 0, available_at = NULL,
+				last_error = CASE WHEN `+isInDoubt+` THEN '`+outbox.OutcomeUnknown+`' END
 			WHERE id = ANY($1::bigint[]) AND status = 'DEAD_LETTER'`), ids)
 	})
 }

@@ -215,7 +215,7 @@ func (s *Store) queueDead(b *batch, l jetbox.Lease, outcomes []jetbox.Outcome) {
 func failures(outcomes []jetbox.Outcome) (ids []int64, reasons []string, attempts []int32) {
 	ids, reasons, attempts = make([]int64, len(outcomes)), make([]string, len(outcomes)), make([]int32, len(outcomes))
 	for i, o := range outcomes {
-		ids[i], reasons[i] = o.Pos, storable(o.Reason)
+		ids[i], reasons[i] = o.Pos, storable(outbox.LastError(o))
 		if o.Attempted {
 			attempts[i] = 1
 		}

@@ -29,8 +29,12 @@ const (
 )
 
 // doubted is the last error of a row that may have been sent, and leaves its claim.
-const doubted = `CASE WHEN starts_with(last_error, '` + outbox.OutcomeUnknown + `') THEN last_error
-	ELSE '` + outbox.OutcomeUnknown + `' || coalesce(': ' || last_error, '') END`
+// isInDoubt says that of a row.
+const (
+	doubted = `CASE WHEN ` + isInDoubt + ` THEN last_error
+		ELSE '` + outbox.OutcomeUnknown + `' || coalesce(': ' || last_error, '') END`
+	isInDoubt = `coalesce(starts_with(last_error, '` + outbox.OutcomeUnknown + `'), false)`
+)
 
 // putToSleep moves what may not go yet out of the queue.
 func (s *Store) putToSleep(ctx context.Context, l jetbox.Lease, shards []int16, c *claimed) (moved bool, err error) {

@@ -161,13 +161,16 @@ func (s *Store) insertClaim(ctx context.Context, tx *sql.Tx, c *claim) error {
 // claimed returns the row for a relay, and notes what is to be recorded of it.
 func (f *candidate) claimed(c *claim) (row jetbox.Row, err error) {
 	row = f.row()
-	row.Fresh = f.fresh
+	row.Fresh, row.InDoubt = f.fresh, f.doubt
 	if f.claim == nil {
 		if c.first > c.last {
 			c.first = f.ID
 		}
 		c.last = f.ID
 		return row, nil
+	}
+	if f.doubt {
+		return row, nil // that claim is not the first it was sent under
 	}
 	row.Earlier, err = c.earlier.Of(time.Duration(c.now-f.claim.claimedAt)*time.Millisecond, f.claim.before)
 	return row, err
@@ -195,6 +198,7 @@ type candidate struct {
 	hold      int       // holdNone, or why it goes to sleep
 	overtakes bool      // an earlier row of its key is due and about to be woken
 	fresh     bool      // it was never claimed before
+	doubt     bool      // it may have been sent, in no claim that it lies in
 	claim     *standing // the first claim that it lies in, if any
 }
 
@@ -239,7 +243,7 @@ func (s *Store) ready(ctx context.Context, q rowsQueryer, c *claim) ([]candidate
 	rows, err := q.QueryContext(ctx, s.sql(`SELECT coalesce(o.available_at > ?1, 0),
 		CASE WHEN `+someWait+` THEN coalesce(`+isBehind+`, 0) ELSE 0 END,
 		CASE WHEN (SELECT `+someDue+`) THEN coalesce(`+isOvertaking+`, 0) ELSE 0 END,
-		o.attempts = 0 AND o.last_error IS NULL, `+eventColumns+`
+		o.attempts = 0 AND o.last_error IS NULL, `+isInDoubt+`, `+eventColumns+`
 		FROM "{t}" o INDEXED BY "{t}_ready" WHERE o.status = 'PENDING' AND o.hold = 0`+c.besides.sql+`
 		ORDER BY o.id LIMIT ?2`), append([]any{c.now, c.limit}, c.besides.args...)...)
 	if err != nil {
@@ -251,7 +255,7 @@ func (s *Store) ready(ctx context.Context, q rowsQueryer, c *claim) ([]candidate
 		f             candidate
 		later, behind bool
 	)
-	into := append([]any{&later, &behind, &f.overtakes, &f.fresh}, f.eventFields()...)
+	into := append([]any{&later, &behind, &f.overtakes, &f.fresh, &f.doubt}, f.eventFields()...)
 	for size := 0; size < claimBytes && rows.Next(); {
 		f = candidate{}
 		if err := rows.Scan(into...); err != nil {
@@ -331,8 +335,12 @@ func notIn(ids []int64) (except, error) {
 }
 
 // doubted is the last error of a row that may have been sent, and leaves its claim.
-const doubted = `CASE WHEN instr(last_error, '` + outbox.OutcomeUnknown + `') = 1 THEN last_error
-	ELSE '` + outbox.OutcomeUnknown + `' || coalesce(': ' || last_error, '') END`
+// isInDoubt says that of a row.
+const (
+	doubted = `CASE WHEN ` + isInDoubt + ` THEN last_error
+		ELSE '` + outbox.OutcomeUnknown + `' || coalesce(': ' || last_error, '') END`
+	isInDoubt = `coalesce(instr(last_error, '` + outbox.OutcomeUnknown + `') = 1, 0)`
+)
 
 func (s *Store) putToSleep(ctx context.Context, tx *sql.Tx, found []candidate) (moved bool, err error) {
 	for _, f := range found {

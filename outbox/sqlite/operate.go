@@ -122,8 +122,8 @@ func (s *Store) Show(ctx context.Context, id int64) (outbox.Entry, error) {
 // row in another state are outbox.ErrIllegalState, and then nothing is changed.
 func (s *Store) Retry(ctx context.Context, f outbox.Filter) (retried int, err error) {
 	return s.changeDead(ctx, "retry", f, func(tx *sql.Tx, id int64) error {
-		if _, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}" SET status = 'PENDING', attempts = 0, last_error = NULL,
-			available_at = NULL, hold = 0 WHERE id = ? AND status = 'DEAD_LETTER'`), id); err != nil {
+		if _, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}" SET status = 'PENDING', attempts = 0,
+			last_error = CASE WHEN `+isInDoubt+` THEN '`+outbox.OutcomeUnknown+`' END, available_at = NULL, hold = 0 WHERE id = ? AND status = 'DEAD_LETTER'`), id); err != nil {
 			return err
 		}
 		_, err := tx.ExecContext(ctx, s.sql(`DELETE FROM "{t}_dead_letter" WHERE id = ?`), id)

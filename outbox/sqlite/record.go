@@ -202,7 +202,7 @@ func (s *Store) recordRetry(ctx context.Context, tx *sql.Tx, o jetbox.Outcome, n
 		attempted = 1
 	}
 	_, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}" SET attempts = attempts + ?, last_error = ?, available_at = ?,
-		hold = 2 WHERE id = ? AND status = 'PENDING'`), attempted, o.Reason, now+o.Delay.Milliseconds(), o.Pos)
+		hold = 2 WHERE id = ? AND status = 'PENDING'`), attempted, outbox.LastError(o), now+o.Delay.Milliseconds(), o.Pos)
 	return err
 }
 
@@ -215,7 +215,7 @@ func (s *Store) recordDead(ctx context.Context, tx *sql.Tx, o jetbox.Outcome, no
 		hold = holdRetry
 	}
 	res, err := tx.ExecContext(ctx, s.sql(`UPDATE "{t}" SET status = 'DEAD_LETTER', attempts = attempts + ?,
-		last_error = ?, hold = ? WHERE id = ? AND status = 'PENDING'`), attempted, o.Reason, hold, o.Pos)
+		last_error = ?, hold = ? WHERE id = ? AND status = 'PENDING'`), attempted, outbox.LastError(o), hold, o.Pos)
 	if err != nil {
 		return err
 	}
