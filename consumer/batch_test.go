@@ -162,6 +162,34 @@ func containsAll(have, want []string) (all bool) {
 	return !slices.ContainsFunc(want, func(s string) bool { return !slices.Contains(have, s) })
 }
 
+// A batch that names one after all of it was left to be delivered again does not
+// bring the others back: their later deliveries are handled, once.
+func TestOverdueBatchThatNamesOneBringsNothingBack(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		b.publishOf("zy")
+		var got batches
+		late := true
+		b.startBatch(got.handle(func(ds []*consumer.Delivery) error {
+			if find(ds, "z1") != nil || find(ds, "y1") != nil {
+				time.Sleep(time.Second) // both workers; a batch gathers meanwhile
+			}
+			if d := find(ds, "a2"); d != nil && late {
+				late = false
+				time.Sleep(80 * time.Second) // overdue, and not delivered again yet
+				return &consumer.DeliveryError{Delivery: d, Err: errHandler}
+			}
+			return nil
+		}), consumer.Config{Workers: 2, HandleTimeout: time.Minute})
+		b.pass(100 * time.Millisecond)
+		b.publishOf("aaaaab")
+		b.pass(10 * time.Minute)
+		if keys := got.done.keys(); len(keys) != 8 || !slices.Equal(of("a", keys), []string{"a1", "a2", "a3", "a4", "a5"}) {
+			b.Errorf("took effect: %v, calls %v, want each once, in order", keys, got.all())
+		}
+		b.wantSettled()
+	})
+}
+
 // A permanent error is the verdict of the message it is for: one letter, with
 // its text as it was.
 func TestPermanentErrorInABatchParksOne(t *testing.T) {

@@ -288,6 +288,10 @@ func (h *hand) stop(m *message, took time.Duration) (overdue, last bool) {
 func (h *hand) remove(m *message) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.drop(m)
+}
+
+func (h *hand) drop(m *message) {
 	if m.gone {
 		return
 	}

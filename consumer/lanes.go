@@ -114,10 +114,15 @@ func (h *hand) expect(m *message, due time.Time) {
 	l.expected = slices.Insert(l.expected, i, expected{m.d.StreamSeq, due})
 }
 
-// putBack undoes the start of a message that no handler was given.
+// putBack undoes the start of a message that no handler is to be given. One that
+// the server was left to deliver again is none of ours any more.
 func (h *hand) putBack(m *message) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if m.lapsed {
+		h.drop(m)
+		return
+	}
 	m.deadline = time.Time{}
 	h.take(m)
 	h.wait(m)
