@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/seed-5e04d8fb/jetbox"
 	"github.com/seed-5e04d8fb/jetbox/consumer"
 )
@@ -254,6 +256,44 @@ func TestTooManyHeldMessagesPauseTheConsumer(t *testing.T) {
 			b.Errorf("letters after the outage = %d, want 20", n)
 		}
 		b.wantSettled()
+	})
+}
+
+// The limit holds although a retry, of a message without a key, went to another
+// instance and will never come.
+func TestRetryTakenByAnotherInstanceDoesNotLiftTheLimit(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		dlq := &letters{failFunc: func(string, jetbox.Failure) error { return errors.New("no stream takes letters") }}
+		b.publish("retry", "slow")
+		b.publishN(40)
+		b.start(func(_ context.Context, d *consumer.Delivery) error {
+			switch d.Key {
+			case "retry":
+				return errHandler
+			case "slow":
+				time.Sleep(5 * time.Second) // no worker is free when the retry is due
+				return nil
+			}
+			return jetbox.Permanent(errHandler)
+		}, consumer.Config{Unordered: true, DeadLetters: dlq, MaxHeld: 5, AckWait: 10 * time.Second})
+		b.pass(time.Second)
+		c, err := b.js.Consumer(b.Context(), streamName, durable)
+		if err != nil {
+			b.Fatal(err)
+		}
+		other, err := c.Next(jetstream.FetchMaxWait(3 * time.Second))
+		if err != nil {
+			b.Fatalf("take the retry: %v", err)
+		}
+		for range 20 { // somebody works on it
+			if err := other.InProgress(); err != nil {
+				b.Fatal(err)
+			}
+			b.pass(5 * time.Second)
+		}
+		if i := b.info(); i.NumAckPending > 20 {
+			b.Errorf("unsettled = %d, want 5, the retry, and one a second for an ack wait", i.NumAckPending)
+		}
 	})
 }
 
