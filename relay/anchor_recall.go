@@ -24,13 +24,13 @@ func (c *streamCheck) recall(a jetbox.Anchor) error {
 	}
 	unverified, err := c.lookForRows(a, rows, &step)
 	switch {
-	case errors.Is(err, errRecreated), errors.Is(err, errRolledBack):
-		// It is not the stream that it was when this began: look at it anew.
-		step = jetbox.Recalled{Done: r.Done, End: true}
-	case errors.Is(err, errLostMore):
+	case errors.Is(err, errLostMore): // an errRolledBack, too
 		// What earlier steps have found may be gone, too.
 		c.watch.forgive(a.Stream)
 		step = jetbox.Recalled{Done: math.MinInt64}
+	case errors.Is(err, errRecreated), errors.Is(err, errRolledBack):
+		// It is not the stream that it was when this began: look at it anew.
+		step = jetbox.Recalled{Done: r.Done, End: true}
 	case err != nil && a.Stream != c.cfg.Stream && c.maySend():
 		return c.putOff(a, err)
 	case err != nil:

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -329,6 +330,72 @@ func TestBrokerThatLosesMoreMeanwhileIsHealed(t *testing.T) {
 		r.wantOnce(20)
 		o.want(t, 11, 0)
 	})
+}
+
+// reading is a JetStream that says when a look has begun to read a stream.
+type reading struct {
+	jetstream.JetStream
+	once  sync.Once
+	begun func()
+}
+
+func (h *reading) CreateConsumer(ctx context.Context, stream string, cfg jetstream.ConsumerConfig) (jetstream.Consumer, error) {
+	c, err := h.JetStream.CreateConsumer(ctx, stream, cfg)
+	if err == nil {
+		h.once.Do(h.begun)
+	}
+	return c, err
+}
+
+// A broker that loses, while rows are looked for, some of what was read already, but
+// nothing that the look began after: the rows are looked for again.
+func TestBrokerThatLosesWhatWasReadMeanwhileIsHealed(t *testing.T) {
+	for _, recreated := range []bool{false, true} {
+		t.Run(fmt.Sprintf("recreated=%v", recreated), func(t *testing.T) {
+			inBubble(t, func(r *rig) {
+				ctx := r.t.Context()
+				o := new(observed)
+				cfg := o.config()
+				cfg.OnRecreated = relay.Republish
+				_, stop := r.start(r.store, cfg)
+				r.fill(1, 5)
+				time.Sleep(2 * time.Second)
+				image := r.image()
+				r.fill(6, 20)
+				time.Sleep(2 * time.Second)
+				stop()
+				lost := 15
+				if recreated {
+					lost = 20
+					r.must(r.admin.DeleteStream(ctx, "EVENTS"))
+					time.Sleep(time.Second) // its files are removed
+					_, err := r.admin.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"events.>"}})
+					r.must(err)
+				} else {
+					r.putBack(image, nil)
+				}
+				r.others(50)
+				image = r.image()
+				r.others(3000)
+				done := make(chan struct{})
+				r.js = &reading{JetStream: r.js, begun: func() {
+					r.box.Delay(time.Millisecond)
+					go func() {
+						defer close(done)
+						time.Sleep(100 * time.Millisecond)
+						r.putBack(image, nil)
+						r.box.Delay(0)
+					}()
+				}}
+				_, stop = r.start(r.store, cfg)
+				<-done
+				time.Sleep(time.Minute)
+				stop()
+				r.wantOnce(20)
+				o.want(t, lost, 0)
+			})
+		})
+	}
 }
 
 // What is told of the stream to later claims is of the stream as it is now: rows whose
