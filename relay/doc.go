@@ -33,13 +33,23 @@
 // after that, is stored a second time; nobody sends one past the end of the lease.
 //
 // A broker can lose what it has acknowledged: it syncs later, or is restored from a
-// backup. Where the source is a [Recaller], the relay asks on every connection, and
-// when sequences do not grow, for the last message that a stream has acknowledged. If
-// the stream ends before it, or has another message there, the published rows after
-// the last one that is still there are pending again, each looked for first, and
-// nothing new is claimed before. What dies meanwhile is gone on with. A stream that has
-// removed messages keeps its sequences: that is no loss. One that was created anew was
-// a person's doing: it is told, and its rows are published again when asked for. What
-// is not retained cannot be; nor is a loss noticed that removed no message behind the
-// last one.
+// backup. Where the source is a [Recaller], the relay asks for the last message that a
+// stream has acknowledged: on every connection, after an outage of a publish, when
+// sequences do not grow, and every minute. If the stream ends before it, or has another
+// message there, the published rows after the last one that is still there are pending
+// again, each looked for first, and nothing is claimed before, by any relay of the source.
+// What dies meanwhile is gone on with. Of a stream that is still to be asked nothing newer
+// is remembered, so that what it stores in the meantime does not hide a loss.
+//
+// While the configured stream cannot be asked, nothing is claimed. Another one holds up
+// nobody: it is told, and asked again within seconds, later within a minute, and a recall
+// of it that cannot go on is put off until it can. Its new rows flow meanwhile, and so do
+// those that another relay has in hand already: they are stored before what is published
+// again of their key.
+//
+// A stream that has removed messages keeps its sequences: that is no loss. One that was
+// created anew was a person's doing: it is told, and its rows are published again when
+// asked for. What is not retained cannot be; nor is a loss noticed that removed no message
+// behind the last one, nor one that others have filled up again before anything made the
+// relay ask, where what the relay stored after it is remembered by then.
 package relay
