@@ -102,8 +102,10 @@ after relay consume was told to stop, COMMAND is killed with all its children.
 one line on its stdin, a JSON object with subject, stream, sequence, delivered,
 id, key, type, headers (lists of texts) and payload (or payload_base64 when it
 is no text). It answers each with one line on stdout: "ok", "retry TEXT" or
-"permanent TEXT". It is started again when it ends, and killed when an answer
-takes longer than --timeout. Its stdin is closed when relay consume stops.
+"permanent TEXT", at most 64 KiB. It is started again when it ends, and killed
+when an answer takes longer than --timeout. An event that it took in hand after
+another, and left without an answer, is given to a new one at once; what that
+leaves without an answer has failed. Its stdin is closed when relay consume stops.
 
 --webhook sends a POST with the payload, Idempotency-Key, X-Event-Id and
 X-Event-Type, X-Event-Subject, and the ce- headers. 2xx is success; 409, 429,
@@ -209,7 +211,7 @@ func (f *consumeFlags) handler(a *app) (consumer.Handler, func() error, error) {
 	case f.exec != "":
 		return (&execHandler{command: f.exec, environ: a.environ, stdout: a.stdout, stderr: a.stderr}).handle, nothing, nil
 	case f.execLines != "":
-		h := newLinesHandler(f.execLines, a.environ, a.stderr)
+		h := newLinesHandler(f.execLines, a.environ, a.stderr, a.log)
 		return h.handle, h.close, nil
 	case f.webhook != "":
 		h, err := newWebhook(f.webhook, f.hmacKeyFile, f.timeout)

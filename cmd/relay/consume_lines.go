@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os/exec"
 	"strings"
 	"sync"
@@ -15,8 +16,13 @@ import (
 	"github.com/seed-5e04d8fb/jetbox/consumer"
 )
 
-// linesStop is how long the command may take to end after its stdin was closed.
-const linesStop = 5 * time.Second
+const (
+	// linesStop is how long the command may take to end after its stdin was closed.
+	linesStop = 5 * time.Second
+
+	// answerMost is the longest answer that is read, in bytes.
+	answerMost = 64 << 10
+)
 
 // lineEvent is an event on the stdin of an --exec-lines command, and what
 // --print --json writes.
@@ -52,13 +58,14 @@ type linesHandler struct {
 	command string
 	environ []string
 	stderr  io.Writer
+	log     *slog.Logger
 
 	turn  chan struct{} // holds one token: whose turn it is
 	child *linesChild   // owned by the holder of the token; nil when none runs
 }
 
-func newLinesHandler(command string, environ []string, stderr io.Writer) *linesHandler {
-	h := &linesHandler{command: command, environ: environ, stderr: stderr, turn: make(chan struct{}, 1)}
+func newLinesHandler(command string, environ []string, stderr io.Writer, log *slog.Logger) *linesHandler {
+	h := &linesHandler{command: command, environ: environ, stderr: stderr, log: log, turn: make(chan struct{}, 1)}
 	h.turn <- struct{}{}
 	return h
 }
@@ -70,21 +77,46 @@ func (h *linesHandler) handle(ctx context.Context, d *consumer.Delivery) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	if h.child == nil {
-		child, err := startLines(h.command, h.environ, h.stderr)
-		if err != nil {
-			return err
-		}
-		h.child = child
+	answer, err := h.ask(ctx, d)
+	if errors.Is(err, errStale) {
+		answer, err = h.ask(ctx, d) // a new one
 	}
-	answer, err := h.child.ask(ctx, d)
 	if err != nil {
-		// Its next line could be the answer to this event: never use it again.
-		last := h.child.kill()
-		h.child = nil
-		return fmt.Errorf("%w%s", err, last)
+		return err
 	}
 	return verdict(answer)
+}
+
+var (
+	errEnded   = errors.New("the command has ended without an answer")
+	errUnasked = errors.New("the command wrote without having been asked")
+
+	// errStale says that a command which was there before this event failed in one
+	// of these ways. That says nothing about the event, which it may not have seen.
+	errStale = errors.New("stale")
+)
+
+// ask asks the command, which it starts where none runs.
+func (h *linesHandler) ask(ctx context.Context, d *consumer.Delivery) (answer string, err error) {
+	isNew := h.child == nil
+	if isNew {
+		if h.child, err = startLines(h.command, h.environ, h.stderr); err != nil {
+			return "", err
+		}
+	}
+	if answer, err = h.child.ask(ctx, d); err == nil {
+		return answer, nil
+	}
+	// Its next line could be the answer to this event: never use it again.
+	last := h.child.kill()
+	h.child = nil
+	if isNew || !errors.Is(err, errEnded) && !errors.Is(err, errUnasked) {
+		return "", fmt.Errorf("%w%s", err, last)
+	}
+	if errors.Is(err, errUnasked) {
+		h.log.LogAttrs(ctx, slog.LevelWarn, "command of --exec-lines is started again", slog.Any("err", err))
+	}
+	return "", errStale
 }
 
 // verdict reads the command's answer.
@@ -123,7 +155,9 @@ type linesChild struct {
 	cancel context.CancelFunc
 	stdin  io.WriteCloser
 	lines  chan string // closed at the end of its stdout
+	failed error       // why its stdout is read no further; set before lines is closed
 	last   tail
+	exit   error // of Wait, once ended
 	ended  sync.WaitGroup
 }
 
@@ -140,18 +174,24 @@ func startLines(command string, environ []string, stderr io.Writer) (*linesChild
 		return nil, fmt.Errorf("start command: %w", err)
 	}
 	c.stdin = stdin
-	stdout, err := c.cmd.StdoutPipe()
-	if err != nil {
-		cancel()
-		return nil, fmt.Errorf("start command: %w", err)
-	}
+	stdout, output := io.Pipe()
+	c.cmd.Stdout = output
 	if err := c.cmd.Start(); err != nil {
 		cancel()
 		return nil, fmt.Errorf("start command: %w", err)
 	}
+	// Its end is the end of its stdout, soon: what it leaves behind may keep that
+	// open for ever.
+	c.ended.Go(func() {
+		c.exit = c.cmd.Wait()
+		_ = output.Close()
+	})
 	c.ended.Go(func() {
 		defer close(c.lines)
+		defer stdout.Close() // nobody else reads what is still written
 		s := bufio.NewScanner(stdout)
+		s.Buffer(nil, answerMost)
+		defer func() { c.failed = s.Err() }()
 		for s.Scan() {
 			select {
 			case c.lines <- s.Text():
@@ -168,9 +208,9 @@ func (c *linesChild) ask(ctx context.Context, d *consumer.Delivery) (string, err
 	select {
 	case line, ok := <-c.lines:
 		if ok {
-			return "", fmt.Errorf("the command wrote %q without having been asked", line)
+			return "", fmt.Errorf("%w: %q", errUnasked, line)
 		}
-		return "", errors.New("the command has ended")
+		return "", c.atEnd()
 	default:
 	}
 	written := make(chan error, 1)
@@ -179,12 +219,12 @@ func (c *linesChild) ask(ctx context.Context, d *consumer.Delivery) (string, err
 		select {
 		case err := <-written:
 			if err != nil {
-				return "", fmt.Errorf("give the command an event: %w", err)
+				return "", fmt.Errorf("%w: give it an event: %w", errEnded, err)
 			}
 			written = nil
 		case line, ok := <-c.lines:
 			if !ok {
-				return "", errors.New("the command has ended without an answer")
+				return "", c.atEnd()
 			}
 			return line, nil
 		case <-ctx.Done():
@@ -193,34 +233,33 @@ func (c *linesChild) ask(ctx context.Context, d *consumer.Delivery) (string, err
 	}
 }
 
+// atEnd says why there will be no line.
+func (c *linesChild) atEnd() error {
+	if errors.Is(c.failed, bufio.ErrTooLong) {
+		return fmt.Errorf("the command's answer has more than %d bytes", answerMost)
+	}
+	return errEnded
+}
+
 // kill ends the command at once and returns its last words.
 func (c *linesChild) kill() string {
 	c.cancel()
-	_ = c.end() // it was killed
+	_ = c.stdin.Close() // a line may be on its way
+	c.ended.Wait()
 	return c.last.text()
 }
 
 // stop closes the command's stdin and waits for it to end.
 func (c *linesChild) stop() error {
+	_ = c.stdin.Close() // it may be gone
 	timer := time.AfterFunc(linesStop, c.cancel)
 	defer timer.Stop()
 	defer c.cancel()
-	c.ended.Go(func() {
-		for range c.lines { // nothing is expected of it any more, and it must be able to write
-		}
-	})
-	if err := c.end(); err != nil && !ranWell(c.cmd, err) {
-		return fmt.Errorf("command at its end: %w%s", err, c.last.text())
+	for range c.lines { // until the end of its stdout
+	}
+	c.ended.Wait()
+	if c.exit != nil && !ranWell(c.cmd, c.exit) {
+		return fmt.Errorf("command at its end: %w%s", c.exit, c.last.text())
 	}
 	return nil
-}
-
-// end waits for the command to end, with its stdin closed. It does not wait for the
-// end of stdout: what the command has left behind may keep that open for ever. Wait
-// closes it once the command is gone, and so ends the reading.
-func (c *linesChild) end() error {
-	_ = c.stdin.Close() // it may be gone
-	err := c.cmd.Wait()
-	c.ended.Wait()
-	return err
 }

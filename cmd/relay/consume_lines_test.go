@@ -3,7 +3,10 @@ package main
 import (
 	"context"
 	"io"
+	"log/slog"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -20,7 +23,7 @@ func TestExecLinesDoesNotWaitForWhatTheCommandLeavesBehind(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h := newLinesHandler(command+"exec sleep 60", os.Environ(), io.Discard)
+			h := newLinesHandler(command+"exec sleep 60", os.Environ(), io.Discard, slog.New(slog.DiscardHandler))
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			defer cancel()
 			began := time.Now()
@@ -30,7 +33,7 @@ func TestExecLinesDoesNotWaitForWhatTheCommandLeavesBehind(t *testing.T) {
 			if took := time.Since(began); took > soon {
 				t.Errorf("handle took %v", took)
 			}
-			h = newLinesHandler(command+`echo ok; read -r line`, os.Environ(), io.Discard)
+			h = newLinesHandler(command+`echo ok; read -r line`, os.Environ(), io.Discard, slog.New(slog.DiscardHandler))
 			if err := h.handle(t.Context(), delivery("x")); err != nil {
 				t.Error(err)
 			}
@@ -43,5 +46,52 @@ func TestExecLinesDoesNotWaitForWhatTheCommandLeavesBehind(t *testing.T) {
 				t.Errorf("close took %v", took)
 			}
 		})
+	}
+}
+
+// A command may end, or speak out of turn, after any answer: that is no failure of
+// the event that comes next. An event on which a new one ends is.
+func TestExecLinesCommandThatEndedFailsNoEvent(t *testing.T) {
+	t.Parallel()
+	needShell(t)
+	for _, tt := range []struct {
+		name, command string
+		events        int
+	}{
+		{"ends at once", `read -r line; echo ok`, 6},
+		{"ends a little later", `read -r line; echo ok; sleep 0.02`, 6},
+		{"answers more than once", `while read -r line; do echo ok; echo ok; done`, 6},
+		{"ends without an answer", `read -r line; echo ok; read -r line; exit 1`, 6},
+		{"leaves its streams open", `read -r line; sleep 60 & echo ok`, 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			h := newLinesHandler(tt.command, os.Environ(), io.Discard, slog.New(slog.DiscardHandler))
+			for i := range tt.events {
+				if err := h.handle(t.Context(), delivery("x")); err != nil {
+					t.Errorf("event %d: %v", i, err)
+				}
+				if i > 2 { // also when its end has been seen
+					time.Sleep(50 * time.Millisecond)
+				}
+			}
+			_ = h.close()
+		})
+	}
+	runs := filepath.Join(t.TempDir(), "runs")
+	h := newLinesHandler(`while read -r line; do case "$line" in *'"payload":"die"'*) echo x >> `+runs+`; exit 3 ;; esac; echo ok; done`,
+		os.Environ(), io.Discard, slog.New(slog.DiscardHandler))
+	for _, tt := range []struct {
+		payload, want string
+		runs          int // so far, of what it ends on
+	}{{"die", "retry", 1}, {"a", "ack", 1}, {"die", "retry", 3}, {"die", "retry", 4}} {
+		err := h.handle(t.Context(), delivery(tt.payload))
+		if got := verdictOf(err); got != tt.want {
+			t.Errorf("%q: verdict %s (%v), want %s", tt.payload, got, err, tt.want)
+		}
+		b, _ := os.ReadFile(runs)
+		if n := strings.Count(string(b), "x"); n != tt.runs {
+			t.Errorf("%q: %d runs so far, want %d", tt.payload, n, tt.runs)
+		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -142,6 +143,7 @@ const linesServer = `while read -r line; do
 	*'"payload":"die"'*) echo last words >&2; exit 3 ;;
 	*'"payload":"hang"'*) sleep 60 ;;
 	*'"payload":"noise"'*) echo what ;;
+	*'"payload":"long"'*) head -c 70000 /dev/zero | tr '\0' x; echo ;;
 	*) echo ok ;;
 	esac
 done; touch "$ENDED"`
@@ -150,7 +152,7 @@ func TestExecLinesAnswersEventByEvent(t *testing.T) {
 	t.Parallel()
 	needShell(t)
 	ended := filepath.Join(t.TempDir(), "ended")
-	h := newLinesHandler(linesServer, append(os.Environ(), "ENDED="+ended), io.Discard)
+	h := newLinesHandler(linesServer, append(os.Environ(), "ENDED="+ended), io.Discard, slog.New(slog.DiscardHandler))
 	for _, tt := range []struct{ payload, want, wantText string }{
 		{"a", "ack", ""},
 		{"bad", "permanent", "no such thing"},
@@ -158,6 +160,7 @@ func TestExecLinesAnswersEventByEvent(t *testing.T) {
 		{"die", "retry", "the command has ended without an answer: last words"},
 		{"after a restart", "ack", ""},
 		{"noise", "retry", `the command answered "what"`},
+		{"long", "retry", "the command's answer has more than 65536 bytes"},
 		{"hang", "retry", "command killed"},
 		{"again", "ack", ""},
 		{"text\nin two lines", "ack", ""},
