@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -17,8 +18,8 @@ type Ledger[Tx any] interface {
 	// Do runs apply unless the key is there for the consumer already, and
 	// commits the effect together with the key: both or neither. seen reports
 	// that an earlier call committed the key, and is never answered for one that
-	// is still open or was rolled back. After an error that is not apply's own
-	// the outcome may be unknown; asking again tells.
+	// is still open or was rolled back. An error of apply is returned as it is or
+	// wrapped. After any other the outcome may be unknown; asking again tells.
 	Do(ctx context.Context, consumer, key string, apply func(ctx context.Context, tx Tx) error) (seen bool, err error)
 }
 
@@ -35,13 +36,13 @@ const maxKey = 512
 // sequence and time of storage, which two copies of it do not share.
 func Once[Tx any](l Ledger[Tx], h func(ctx context.Context, tx Tx, d *Delivery) error) Handler {
 	return func(ctx context.Context, d *Delivery) error {
-		var own error // the handler's: it reaches the letter in its own words
+		var own error // the handler's
 		seen, err := l.Do(ctx, d.ledgerName(), d.ledgerKey(), func(ctx context.Context, tx Tx) error {
 			own = h(ctx, tx, d)
 			return own
 		})
-		if err != nil && own != nil {
-			return own
+		if own != nil && errors.Is(err, own) {
+			return err // it reaches the letter in its own words, and with what the ledger adds
 		}
 		if err != nil {
 			return fmt.Errorf("handle %s: %w", d.where(), err)
@@ -116,8 +117,8 @@ func OnceAll[Tx any](l BatchLedger[Tx], h func(ctx context.Context, tx Tx, ds []
 			own = h(ctx, tx, some)
 			return own
 		})
-		if err != nil && own != nil {
-			return own
+		if own != nil && errors.Is(err, own) {
+			return err
 		}
 		if err != nil {
 			return fmt.Errorf("handle %d from %s: %w", len(ds), ds[0].where(), err)

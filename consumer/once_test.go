@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -198,4 +199,53 @@ func TestLedgerErrorIsRetried(t *testing.T) {
 		}
 		b.wantSettled()
 	})
+}
+
+// endLedger rolls back after apply, and says why in its own way.
+type endLedger struct{ endFunc func(applied error) error }
+
+func (l endLedger) Do(ctx context.Context, _, _ string, apply func(context.Context, struct{}) error) (bool, error) {
+	return false, l.endFunc(apply(ctx, struct{}{}))
+}
+
+func (l endLedger) DoAll(ctx context.Context, _ string, keys []string, apply func(context.Context, struct{}, []int) error) ([]bool, error) {
+	return make([]bool, len(keys)), l.endFunc(apply(ctx, struct{}{}, []int{0}))
+}
+
+// What the ledger knows about the handler's error stays with it, and an error of
+// the ledger is not taken for the handler's.
+func TestErrorsOfALedgerAndItsHandler(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		endFunc   func(applied error) error
+		want      string
+		permanent bool
+	}{
+		"the handler's": {func(applied error) error { return applied }, "dependency down", true},
+		"held too long": {
+			func(applied error) error { return fmt.Errorf("%w: %w", dedup.ErrHeldTooLong, applied) },
+			dedup.ErrHeldTooLong.Error() + ": dependency down", true,
+		},
+		"the ledger's": {
+			func(error) error { return errors.New("no connection") },
+			"S/c 7: no connection", false,
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := &consumer.Delivery{Stream: "S", Consumer: "c", StreamSeq: 7}
+			one := consumer.Once(endLedger{tt.endFunc}, func(context.Context, struct{}, *consumer.Delivery) error {
+				return jetbox.Permanent(errHandler)
+			})
+			all := consumer.OnceAll(endLedger{tt.endFunc}, func(context.Context, struct{}, []*consumer.Delivery) error {
+				return jetbox.Permanent(errHandler)
+			})
+			for _, err := range []error{one(t.Context(), d), all(t.Context(), []*consumer.Delivery{d})} {
+				if err == nil || !strings.HasSuffix(err.Error(), tt.want) || jetbox.IsPermanent(err) != tt.permanent {
+					t.Errorf("error = %v, permanent %v, want %q, %v", err, jetbox.IsPermanent(err), tt.want, tt.permanent)
+				}
+			}
+		})
+	}
 }
