@@ -84,8 +84,11 @@ func (d *Delivery) OrderingKey() string {
 }
 
 // lane is the ordering key as it was sent.
-func (d *Delivery) lane() string {
-	if v := d.RawHeader[jetbox.HeaderCEPartitionKey]; len(v) > 0 {
+func (d *Delivery) lane() string { return d.header(jetbox.HeaderCEPartitionKey) }
+
+// header is a header as it was sent.
+func (d *Delivery) header(name string) string {
+	if v := d.RawHeader[name]; len(v) > 0 {
 		return v[0]
 	}
 	return ""

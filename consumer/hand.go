@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/seed-5e04d8fb/jetbox"
 )
 
 // message is one delivery from the moment it arrived until it was settled.
@@ -55,12 +57,14 @@ const (
 	places
 )
 
+// attrs name the message in a log. They need no decoded event: a worker may be
+// decoding it.
 func (m *message) attrs() []slog.Attr {
 	return []slog.Attr{
 		slog.String("stream", m.d.Stream),
 		slog.String("consumer", m.d.Consumer),
 		slog.Uint64("stream_seq", m.d.StreamSeq),
-		slog.String("event", m.d.ID),
+		slog.String("event", m.d.header(jetbox.HeaderCEID)),
 		slog.Uint64("attempt", m.d.NumDelivered),
 	}
 }
