@@ -72,7 +72,7 @@ func (l *Ledger[Tx]) DoAll(ctx context.Context, consumer string, keys []string, 
 	}
 	a := &attempt[Tx]{l: l, consumer: storable(consumer), keys: keys, list: list, apply: apply}
 	if err := retry(ctx, func() error { return a.run(ctx) }); err != nil {
-		return nil, noTables(err)
+		return nil, err
 	}
 	l.sweeper.Passing(ctx, len(a.fresh))
 	return a.seen, nil
@@ -99,7 +99,7 @@ func (a *attempt[Tx]) run(ctx context.Context) error {
 	}
 	defer a.l.access.rollback(tx) // after a commit it does nothing
 	if err := a.enter(ctx, tx); err != nil {
-		return fmt.Errorf("enter %s in the ledger: %w", a.name(), err)
+		return fmt.Errorf("enter %s in the ledger: %w", a.name(), noTables(err))
 	}
 	if len(a.fresh) == 0 {
 		return nil

@@ -28,6 +28,8 @@ func hasCode(err error, codes ...string) (has bool) {
 	return errors.As(err, &coded) && slices.Contains(codes, coded.SQLState())
 }
 
+// noTables is for errors of the ledger's own statements: those of apply and of
+// KeepFunc may be about other tables.
 func noTables(err error) error {
 	if hasCode(err, codeUndefinedTable, codeInvalidSchema) {
 		return fmt.Errorf("%w: %w", dedup.ErrNoTables, err)

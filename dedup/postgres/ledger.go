@@ -151,7 +151,7 @@ func (l *Ledger[Tx]) Run(ctx context.Context) error { return l.sweeper.Run(ctx) 
 func (l *Ledger[Tx]) Prune(ctx context.Context) (removed int64, err error) {
 	removed, err = l.sweeper.Prune(ctx)
 	if err != nil {
-		return removed, fmt.Errorf("prune ledger: %w", noTables(err))
+		return removed, fmt.Errorf("prune ledger: %w", err)
 	}
 	return removed, nil
 }
@@ -167,7 +167,7 @@ func (l *Ledger[Tx]) consumers(ctx context.Context) ([]string, error) {
 	var list string
 	err := retry(ctx, func() error { return l.access.query(ctx, l.names.sql(query), nil, &list) })
 	if err != nil {
-		return nil, err
+		return nil, noTables(err)
 	}
 	var names []string
 	if err := json.Unmarshal([]byte(list), &names); err != nil {
@@ -196,7 +196,7 @@ func (l *Ledger[Tx]) remove(ctx context.Context, consumer string, before time.Ti
 	}
 	args := []any{"jetbox prune " + l.cfg.Table, storable(consumer), millis(l.cfg.Retention), cut, strconv.Itoa(limit)}
 	err = retry(ctx, func() error { return l.access.query(ctx, l.names.sql(query), args, &removed) })
-	return removed, err
+	return removed, noTables(err)
 }
 
 func millis(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }

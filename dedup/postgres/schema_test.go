@@ -47,16 +47,39 @@ func TestTablesAreMadeOnceAndRefusedWhenNewer(t *testing.T) {
 		}
 		wg.Wait()
 	}
+	_, err = pool.Exec(t.Context(), `ALTER TABLE billing.handled RENAME TO away`)
+	check(t, err)
+	if _, err := l.Do(t.Context(), "c", "k", nothing); !errors.Is(err, dedup.ErrNoTables) {
+		t.Errorf("Do without the table that was there: %v, want ErrNoTables", err)
+	}
+	_, err = pool.Exec(t.Context(), `ALTER TABLE billing.away RENAME TO handled`)
+	check(t, err)
 	for i, want := range []bool{false, true} {
 		if seen, err := l.Do(t.Context(), "c", "k", nothing); seen != want || err != nil {
 			t.Errorf("call %d: Do = %v, %v, want %v, nil", i+1, seen, err, want)
+		}
+	}
+	// Tables that are missing to others are theirs.
+	other := func(ctx context.Context) error {
+		_, err := pool.Exec(ctx, `SELECT FROM invoices`)
+		return err
+	}
+	asking, err := postgres.NewPgx(pool, postgres.Config{Table: "billing.handled", KeepFunc: func(ctx context.Context, _ string) (time.Time, error) {
+		return time.Time{}, other(ctx)
+	}})
+	check(t, err)
+	_, pruneErr := asking.Prune(t.Context())
+	_, doErr := l.Do(t.Context(), "c", "k2", func(ctx context.Context, _ pgx.Tx) error { return other(ctx) })
+	for name, err := range map[string]error{"Prune": pruneErr, "Do": doErr} {
+		if err == nil || errors.Is(err, dedup.ErrNoTables) || !strings.Contains(err.Error(), "invoices") {
+			t.Errorf("%s: %v, want the other table's error, and not ErrNoTables", name, err)
 		}
 	}
 	_, err = pool.Exec(t.Context(), `INSERT INTO billing.handled_schema (version) VALUES (7)`)
 	check(t, err)
 	newer, err := postgres.NewPgx(pool, postgres.Config{Table: "billing.handled"})
 	check(t, err)
-	_, doErr := newer.Do(t.Context(), "c", "k", nothing)
+	_, doErr = newer.Do(t.Context(), "c", "k", nothing)
 	for name, err := range map[string]error{"Check": newer.Check(t.Context()), "Migrate": newer.Migrate(t.Context()), "Do": doErr} {
 		if !errors.Is(err, dedup.ErrSchemaTooNew) || !strings.Contains(err.Error(), "version 7") || !strings.Contains(err.Error(), "knows 1") {
 			t.Errorf("%s of newer tables: %v, want ErrSchemaTooNew with both versions", name, err)
