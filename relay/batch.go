@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/seed-5e04d8fb/jetbox"
 )
@@ -40,7 +41,8 @@ func (s *session) prepare(rows []jetbox.Row) (batch []outbound, outcomes []jetbo
 			return nil, outcomes, err
 		}
 		if stream == "" {
-			outcomes = append(outcomes, s.failed(row, fmt.Errorf("%w: %s", errNoStream, row.Event.Subject)))
+			err := fmt.Errorf("%w: %s", errNoStream, row.Event.Subject)
+			outcomes = append(outcomes, s.failed(row, err, s.fallsAsleep(row, err)))
 			held[key] = key != ""
 			continue
 		}
@@ -133,7 +135,10 @@ func (s *session) judge(t *tally, b outbound, res result) {
 	}
 	err := s.explain(b.message, res.err)
 	if classify(res.err) != classOutage {
-		t.outcomes = append(t.outcomes, s.failed(b.row, err))
+		// A stream that refuses a row does not have it, as far as it remembers its ID.
+		var api *jetstream.APIError
+		inDoubt := s.unverified[b.row.Pos] || !errors.As(err, &api) && s.inDoubt(b.row)
+		t.outcomes = append(t.outcomes, s.failed(b.row, err, inDoubt))
 		return
 	}
 	s.cfg.Hooks.FailedFunc(classOutage)
@@ -143,8 +148,7 @@ func (s *session) judge(t *tally, b outbound, res result) {
 		if !errors.Is(err, errDenied) {
 			s.watch.doubt(b.stream)
 		}
-		s.fallsAsleep(b.row, err)
-		t.outcomes = append(t.outcomes, s.delayed(b.row, err))
+		t.outcomes = append(t.outcomes, s.delayed(b.row, err, s.fallsAsleep(b.row, err)))
 		t.resting = err
 		return
 	}
@@ -192,8 +196,10 @@ func (s *session) cameLate(b outbound, duplicate bool) (late bool) {
 	return late && !duplicate && b.row.Event.NotBefore.IsZero()
 }
 
-// failed is the outcome of a row that was refused for itself.
-func (s *session) failed(row jetbox.Row, err error) jetbox.Outcome {
+// failed is the outcome of a row that was refused for itself, and may be on the stream
+// from an earlier send even so.
+func (s *session) failed(row jetbox.Row, err error, inDoubt bool) (o jetbox.Outcome) {
+	defer func() { o.InDoubt = inDoubt }()
 	if classify(err) == classPermanent {
 		return s.parked(row, err, true)
 	}
@@ -242,13 +248,15 @@ func (s *session) publishFault(outage error) {
 	s.fault(s.ctx, partPublish, outage)
 }
 
-// delayed is the outcome of a row that an outage concerns and not the others.
-func (s *session) delayed(row jetbox.Row, err error) jetbox.Outcome {
+// delayed is the outcome of a row that an outage concerns and not the others, and that may
+// have been stored for all that.
+func (s *session) delayed(row jetbox.Row, err error, inDoubt bool) jetbox.Outcome {
 	return jetbox.Outcome{
-		Pos:    row.Pos,
-		State:  jetbox.Pending,
-		Reason: err.Error(),
-		Delay:  s.retry.After(restAttempt),
+		Pos:     row.Pos,
+		State:   jetbox.Pending,
+		InDoubt: inDoubt,
+		Reason:  err.Error(),
+		Delay:   s.retry.After(restAttempt),
 	}
 }
 

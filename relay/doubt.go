@@ -111,7 +111,7 @@ func (v *verdicts) rest(rows []jetbox.Row) (left []jetbox.Row) {
 			if r.Earlier != nil {
 				v.asleep.note(r.Pos, r.Earlier)
 			}
-			v.outcomes = append(v.outcomes, v.delayed(r, err))
+			v.outcomes = append(v.outcomes, v.delayed(r, err, true))
 			v.rested(err, false)
 		default:
 			left = append(left, r)
@@ -124,14 +124,11 @@ func (v *verdicts) rest(rows []jetbox.Row) (left []jetbox.Row) {
 func (v *verdicts) sort(rows []jetbox.Row) error {
 	infos := make(map[string]*jetstream.StreamInfo)
 	for _, r := range rows {
-		earlier, known := v.asleep[r.Pos]
-		if known && earlier != nil {
-			r.Earlier = earlier
-		}
-		// A row without an earlier claim was refused, or waited; only what was not
-		// refused for itself is in doubt.
-		if r.Fresh || r.Fault != nil || r.Earlier == nil && (known || r.Attempts > 0) || v.unverified[r.Pos] || v.absent[r.Pos] {
+		if r.Fresh || r.Fault != nil || !v.inDoubt(r) || v.unverified[r.Pos] {
 			continue
+		}
+		if earlier := v.asleep[r.Pos]; earlier != nil {
+			r.Earlier = earlier
 		}
 		stream, err := v.streams.of(v.ctx, r.Event.Subject)
 		if err != nil {

@@ -10,15 +10,13 @@ import (
 )
 
 // asleepMost is how many rows are remembered: when there are more, which takes as many
-// that sleep or that other relays have settled, all are forgotten. Those that slept are
-// looked for from the time on in which they were written then.
+// that sleep or that other relays have settled, all are forgotten.
 const asleepMost = 10_000
 
-// asleep is what this relay knows of rows that may be on their streams, while they wait
-// in no claim that says so: behind their key, or in an outage of a stream of their own.
-// It is the earliest claim that they may have been sent under, nil for one that is
-// certainly not stored. Another relay does not know it, and has only the time in which
-// they were written to go by.
+// asleep is where to look for rows that may be on their streams, while they wait in no
+// claim that says so: behind their key, or in an outage of a stream of their own. It is the
+// earliest claim that they may have been sent under. The source knows that they are in
+// doubt; who does not know this has only the time in which they were written to go by.
 type asleep map[int64]*jetbox.Earlier
 
 // note remembers a row's earlier claim, unless one that is older is known.
@@ -32,43 +30,48 @@ func (a asleep) note(pos int64, earlier *jetbox.Earlier) {
 	a[pos] = earlier
 }
 
-// settle forgets the rows of which the outcome is known.
+// settle forgets the rows that are not in doubt any more.
 func (a asleep) settle(outcomes []jetbox.Outcome) {
 	if len(a) == 0 {
 		return
 	}
 	for _, o := range outcomes {
-		if o.State != jetbox.Pending || o.Attempted {
+		if !o.InDoubt && !o.Unsent {
 			delete(a, o.Pos)
 		}
 	}
 }
 
-// fallsAsleep remembers what is known of a row that was sent, got an error, and is to
-// sleep.
-func (s *session) fallsAsleep(row jetbox.Row, err error) {
-	inDoubt := !row.Fresh && !s.absent[row.Pos]
+// inDoubt reports whether a row may have been sent before this batch.
+func (s *session) inDoubt(row jetbox.Row) (inDoubt bool) {
+	return !s.absent[row.Pos] && (row.InDoubt || row.Earlier != nil || s.asleep[row.Pos] != nil)
+}
+
+// fallsAsleep reports whether a row that got an error, and is to sleep, may be on the
+// stream, and remembers where it would be.
+func (s *session) fallsAsleep(row jetbox.Row, err error) (inDoubt bool) {
 	switch {
-	case inDoubt && row.Earlier != nil:
-		s.asleep.note(row.Pos, row.Earlier)
-	case s.unverified[row.Pos]:
-		// There is no place from which a look would find what was sent before.
+	case s.inDoubt(row):
+		if row.Earlier != nil {
+			s.asleep.note(row.Pos, row.Earlier)
+		}
+		return true
 	case notStored(err):
-		s.asleep.note(row.Pos, nil)
-	default:
-		s.asleep.note(row.Pos, &jetbox.Earlier{Before: s.before})
+		return false
 	}
+	s.asleep.note(row.Pos, &jetbox.Earlier{Before: s.before})
+	return true
 }
 
 // codeInProcess is the answer to a message whose ID an earlier one has that is not stored
 // yet, and may never be (nats-server 2.15).
 const codeInProcess = 10158
 
-// notStored reports whether an outage certainly kept a message from being stored.
+// notStored reports whether an error certainly kept a message from being stored.
 func notStored(err error) (certain bool) {
 	var api *jetstream.APIError
 	if errors.As(err, &api) {
 		return api.ErrorCode != codeInProcess
 	}
-	return errors.Is(err, errDenied) || errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, nats.ErrNoResponders)
+	return classify(err) != classOutage || errors.Is(err, errDenied) || errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, nats.ErrNoResponders)
 }

@@ -38,47 +38,56 @@ func (r *rig) wantOnOther(n uint64) {
 }
 
 // A row that another stream takes than the configured one sleeps when its PubAck is lost.
-// It was sent again without a look when it woke up.
+// It was sent again without a look when it woke up, also by a new relay that took it for
+// refused because it had been once, before.
 func TestRowThatSleptWithItsOutcomeUnknownIsLookedFor(t *testing.T) {
 	for name, refused := range map[string]bool{"never refused": false, "refused once": true} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(r *rig) {
-				ctx := r.t.Context()
-				st := r.other()
-				unverified := 0
-				_, stop := r.start(r.store, counted(&unverified))
-				// The relay knows which stream takes the subject of the second row.
-				stored := uint64(1)
-				r.append(event("other.2", "k", "1"))
-				time.Sleep(time.Second)
-				if refused {
-					r.append(event("other.2", "k", "2"))
-					time.Sleep(700 * time.Millisecond) // it is tried again after a second
-				}
-				r.must(st.DeleteMsg(ctx, stored))
-				r.box.Mute(true)
-				if !refused {
-					r.append(event("other.2", "k", "2"))
-				}
-				time.Sleep(9 * time.Second)
-				info, err := st.Info(ctx)
-				r.must(err)
-				if stored++; info.State.LastSeq != stored {
-					t.Fatalf("the other stream has %d messages, want the row stored", info.State.LastSeq)
-				}
-				r.box.Mute(false)
-				r.box.Cut(false)
-				r.append(event("other.3", "k", "3"))
-				time.Sleep(2 * time.Minute)
-				stop()
-				r.wantOnOther(stored + 1)
-				r.wantState(2, jetbox.Published, "")
-				r.wantState(3, jetbox.Published, "")
-				if unverified > 0 {
-					t.Errorf("%d rows were sent again unverified", unverified)
-				}
+		for _, restarted := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, restarted %v", name, restarted), func(t *testing.T) {
+				inBubble(t, func(r *rig) { r.sleepUnknown(refused, restarted) })
 			})
-		})
+		}
+	}
+}
+
+func (r *rig) sleepUnknown(refused, restarted bool) {
+	ctx := r.t.Context()
+	st := r.other()
+	unverified := 0
+	_, stop := r.start(r.store, counted(&unverified))
+	// The relay knows which stream takes the subject of the second row.
+	stored := uint64(1)
+	r.append(event("other.2", "k", "1"))
+	time.Sleep(time.Second)
+	if refused {
+		r.append(event("other.2", "k", "2"))
+		time.Sleep(700 * time.Millisecond) // it is tried again after a second
+	}
+	r.must(st.DeleteMsg(ctx, stored))
+	r.box.Mute(true)
+	if !refused {
+		r.append(event("other.2", "k", "2"))
+	}
+	time.Sleep(9 * time.Second)
+	info, err := st.Info(ctx)
+	r.must(err)
+	if stored++; info.State.LastSeq != stored {
+		r.t.Fatalf("the other stream has %d messages, want the row stored", info.State.LastSeq)
+	}
+	r.box.Mute(false)
+	r.box.Cut(false)
+	if restarted {
+		stop()
+		_, stop = r.start(r.store, counted(&unverified))
+	}
+	r.append(event("other.3", "k", "3"))
+	time.Sleep(2 * time.Minute)
+	stop()
+	r.wantOnOther(stored + 1)
+	r.wantState(2, jetbox.Published, "")
+	r.wantState(3, jetbox.Published, "")
+	if unverified > 0 {
+		r.t.Errorf("%d rows were sent again unverified", unverified)
 	}
 }
 
