@@ -6,7 +6,8 @@
 // A handler that writes through [Tx] has one effect, whatever crashes: what it
 // writes, and the answer that is given again, are one transaction in SQLite or
 // PostgreSQL. A handler whose effect is elsewhere may repeat it after a crash
-// between the effect and the record of its answer.
+// between the effect and the record of its answer, and beside itself where it goes
+// on after [Config.MaxTime].
 //
 //	same key, same request      the first answer: status, headers, body, and
 //	                            Idempotency-Replayed: true
@@ -28,7 +29,8 @@
 //
 // While a request is in hand, a row says so, for at most [Config.MaxTime] and a
 // little. If its process dies, a later request with the key takes over then; if it
-// was only slow, it finds out when it commits, and is rolled back.
+// was only slow, it finds out when it commits, and is rolled back. The time is that
+// of the PostgreSQL server, or of the host with the SQLite file.
 package idempotent
 
 import (

@@ -365,6 +365,84 @@ func TestHungRequestLosesItsKey(t *testing.T) {
 	})
 }
 
+// Processes that share a PostgreSQL server may have clocks that differ by more than a
+// request's time: the server's decides, which the test sets ahead.
+func TestClockOfTheServerDecides(t *testing.T) {
+	t.Parallel()
+	// Its functions are found before the server's own.
+	url := pgtest.URL(t)
+	admin := open(t, "pgx", url)
+	for _, stmt := range []string{
+		`CREATE SCHEMA app`,
+		`CREATE TABLE app.ahead (by INTERVAL NOT NULL)`,
+		`INSERT INTO app.ahead VALUES ('0')`,
+		`CREATE FUNCTION app.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS 'SELECT pg_catalog.clock_timestamp() + by FROM app.ahead'`,
+	} {
+		if _, err := admin.Exec(stmt); err != nil {
+			t.Fatal(err)
+		}
+	}
+	advance := func(by time.Duration) {
+		t.Helper()
+		if _, err := admin.Exec(`UPDATE app.ahead SET by = by + $1::text::interval`, by.String()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	db := open(t, "pgx", url+"&search_path=app,pg_catalog")
+	m := newMiddleware(t, db, idempotent.Postgres, idempotent.Config{MaxTime: time.Minute, Retention: time.Hour})
+	inside, end := make(chan struct{}), make(chan struct{})
+	first := true
+	h := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if first {
+			first = false
+			inside <- struct{}{}
+			<-end
+		}
+		if err := effect(r, "e"); err != nil {
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	}))
+	late := make(chan *httptest.ResponseRecorder, 1)
+	go func() { late <- post(h, "/", "k", "") }()
+	<-inside
+	advance(70 * time.Second)
+	want(t, "while it may be settling", post(h, "/", "k", ""), http.StatusConflict, "")
+	advance(6 * time.Second)
+	want(t, "taken over", post(h, "/", "k", ""), http.StatusOK, "")
+	close(end)
+	want(t, "the late one", <-late, http.StatusInternalServerError, "")
+	advance(59 * time.Minute)
+	want(t, "within the retention", post(h, "/", "k", ""), http.StatusOK, "")
+	if n := effects(t, db, "e"); n != 1 {
+		t.Errorf("%d effects within the retention, want 1", n)
+	}
+	advance(time.Minute)
+	want(t, "after it", post(h, "/", "k", ""), http.StatusOK, "")
+	if n := effects(t, db, "e"); n != 2 {
+		t.Errorf("%d effects after the retention, want 2", n)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	advance(61 * time.Minute)
+	go func() { done <- m.Run(ctx) }()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		var rows int
+		if err := db.QueryRow(`SELECT count(*) FROM jetbox_idempotency`).Scan(&rows); err != nil {
+			t.Fatal(err)
+		}
+		if rows == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d rows after the retention, want none", rows)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Errorf("Run: %v", err)
+	}
+}
+
 // What only the commit finds wrong is undone, and the key is free at once.
 func TestCommitThatFailsFreesTheKey(t *testing.T) {
 	t.Parallel()

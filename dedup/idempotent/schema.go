@@ -12,8 +12,9 @@ import (
 // schemaVersion is what New brings the table to.
 const schemaVersion = 1
 
-// Times are Unix milliseconds of this process's clock. They only say when others
-// may take over: who has been overtaken finds out by the owner.
+// Times are Unix milliseconds of one clock: the server's, or that of the host that
+// has the SQLite file. They only say when others may take over: who has been
+// overtaken finds out by the owner.
 const schemaSQL = `CREATE TABLE IF NOT EXISTS {t} (
 	id          TEXT PRIMARY KEY,
 	request     TEXT NOT NULL,

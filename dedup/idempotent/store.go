@@ -36,11 +36,22 @@ func newStore(db *sql.DB, d Dialect, cfg Config) *store {
 	return &store{
 		db: db, dialect: d, retention: cfg.Retention, lease: cfg.MaxTime + leaseGrace,
 		names: strings.NewReplacer("{t}", in(table), "{version}", in(table+"_schema"), "{age}", `"`+table+`_age"`,
-			"{bigint}", bigint, "{blob}", blob, "{now}", fmt.Sprint(time.Now().UnixMilli())),
+			"{bigint}", bigint, "{blob}", blob),
 	}
 }
 
-func (s *store) sql(query string) string { return s.names.Replace(query) }
+func (s *store) sql(query string) string {
+	return strings.ReplaceAll(s.names.Replace(query), "{now}", s.now())
+}
+
+// now is the time as SQL. The clocks of processes that share a server may differ
+// by more than a lease.
+func (s *store) now() string {
+	if s.dialect == Postgres {
+		return "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+	}
+	return fmt.Sprint(time.Now().UnixMilli())
+}
 
 // take makes the record, or takes over one whose time is up. Otherwise it returns
 // the one that is there.
@@ -50,17 +61,15 @@ func (s *store) take(ctx context.Context, mine *record) (there *record, err erro
 		if err != nil || there != nil && !open {
 			return there, err
 		}
-		now := time.Now()
-		until := now.Add(s.lease).UnixMilli()
 		var taken bool
 		if there == nil {
 			taken, err = s.one(ctx, s.db, `INSERT INTO {t} (id, request, fingerprint, owner, until, changed_at)
-				VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING`,
-				mine.id, mine.request, mine.fingerprint, mine.owner, until, now.UnixMilli())
+				VALUES ($1, $2, $3, $4, {now} + $5, {now}) ON CONFLICT DO NOTHING`,
+				mine.id, mine.request, mine.fingerprint, mine.owner, s.lease.Milliseconds())
 		} else {
-			taken, err = s.one(ctx, s.db, `UPDATE {t} SET fingerprint = $1, owner = $2, until = $3, changed_at = $4,
-				status = NULL, header = NULL, body = NULL WHERE id = $5 AND owner = $6 AND (status IS NULL) = $7`,
-				mine.fingerprint, mine.owner, until, now.UnixMilli(), mine.id, there.owner, !there.done)
+			taken, err = s.one(ctx, s.db, `UPDATE {t} SET fingerprint = $1, owner = $2, until = {now} + $3, changed_at = {now},
+				status = NULL, header = NULL, body = NULL WHERE id = $4 AND owner = $5 AND (status IS NULL) = $6`,
+				mine.fingerprint, mine.owner, s.lease.Milliseconds(), mine.id, there.owner, !there.done)
 		}
 		if err != nil || taken {
 			return nil, err
@@ -72,14 +81,15 @@ func (s *store) take(ctx context.Context, mine *record) (there *record, err erro
 // find returns the record, and whether its time is up.
 func (s *store) find(ctx context.Context, id string) (r *record, open bool, err error) {
 	var (
-		until, changed int64
-		status         sql.Null[int]
-		header         []byte
+		status sql.Null[int]
+		header []byte
 	)
 	r = &record{id: id}
 	err = s.retryBusy(ctx, func() error {
-		return s.db.QueryRowContext(ctx, s.sql(`SELECT fingerprint, owner, until, changed_at, status, header, body FROM {t} WHERE id = $1`), id).
-			Scan(&r.fingerprint, &r.owner, &until, &changed, &status, &header, &r.answer.body)
+		return s.db.QueryRowContext(ctx, s.sql(`SELECT fingerprint, owner, status, header, body,
+				CASE WHEN status IS NULL THEN until <= {now} ELSE changed_at <= {now} - $1 END
+				FROM {t} WHERE id = $2`), s.retention.Milliseconds(), id).
+			Scan(&r.fingerprint, &r.owner, &status, &header, &r.answer.body, &open)
 	})
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, false, nil
@@ -87,13 +97,12 @@ func (s *store) find(ctx context.Context, id string) (r *record, open bool, err 
 	if err != nil {
 		return nil, false, err
 	}
-	now := time.Now()
 	if r.done = status.Valid; !r.done {
-		return r, until <= now.UnixMilli(), nil
+		return r, open, nil
 	}
 	r.answer.status = status.V
 	r.answer.header, err = parseHeader(header)
-	return r, changed <= now.Add(-s.retention).UnixMilli(), err
+	return r, open, err
 }
 
 // begin begins a transaction in which the record is ours, and stays so to its
@@ -144,8 +153,8 @@ func (s *store) keep(ctx context.Context, in execer, r *record, a answer) error 
 	if body == nil {
 		body = []byte{}
 	}
-	ours, err := s.one(ctx, in, `UPDATE {t} SET status = $1, header = $2, body = $3, changed_at = $4
-		WHERE id = $5 AND owner = $6 AND status IS NULL`, a.status, header, body, time.Now().UnixMilli(), r.id, r.owner)
+	ours, err := s.one(ctx, in, `UPDATE {t} SET status = $1, header = $2, body = $3, changed_at = {now}
+		WHERE id = $4 AND owner = $5 AND status IS NULL`, a.status, header, body, r.id, r.owner)
 	if err == nil && !ours {
 		err = errTaken
 	}
@@ -160,8 +169,8 @@ func (s *store) release(ctx context.Context, r *record) error {
 
 func (s *store) removeOld(ctx context.Context, limit int) (removed int, err error) {
 	err = s.retryBusy(ctx, func() error {
-		res, err := s.db.ExecContext(ctx, s.sql(`DELETE FROM {t} WHERE id IN (SELECT id FROM {t} WHERE changed_at < $1 ORDER BY changed_at LIMIT $2)`),
-			time.Now().Add(-s.retention).UnixMilli(), limit)
+		res, err := s.db.ExecContext(ctx, s.sql(`DELETE FROM {t} WHERE id IN (SELECT id FROM {t} WHERE changed_at < {now} - $1 ORDER BY changed_at LIMIT $2)`),
+			s.retention.Milliseconds(), limit)
 		if err != nil {
 			return err
 		}
