@@ -106,39 +106,74 @@ func (f *consumeFlags) openPostgresLedger(ctx context.Context, keep keepFunc, lo
 
 type keepFunc func(ctx context.Context, name string) (time.Time, error)
 
+// clockSkew is how far the clocks of this host and of the servers that store
+// events and letters may be apart.
+const clockSkew = time.Minute
+
 // keeper returns from when on a consumer's entries are needed: that of the oldest
 // message that may still be delivered, and of the oldest letter that may still be
 // replayed or is being so. Entries of other consumers are theirs to remove.
+//
+// Each answer also has what the one before it needed, and the first one is all: a
+// letter that changes while they are listed may be missing from the list.
 func keeper(oldest func(context.Context) (time.Time, error), letters *dlq.Letters, stream, durable string) keepFunc {
+	var mu sync.Mutex
+	last := time.Unix(0, 0) // guarded by mu
 	return func(ctx context.Context, name string) (time.Time, error) {
 		if name != stream+"/"+durable {
 			return time.Unix(0, 0), nil
 		}
+		asked := time.Now()
 		keep, err := oldest(ctx)
 		if err != nil {
 			return time.Time{}, err
 		}
-		deliverable := keep
-		for l, err := range letters.List(ctx, dlq.Filter{
-			Stream: stream, Consumer: durable, HeadersOnly: true,
-			States: []dlq.State{dlq.StateIntent, dlq.StateOpen, dlq.StateReplaying, dlq.StateReplayed},
-		}) {
-			if errors.Is(err, jetstream.ErrStreamNotFound) {
-				break // no letters
-			}
-			if err != nil {
-				return time.Time{}, err
-			}
-			// A replay is a new message with the key of the old one.
-			if l.State == dlq.StateReplayed && (deliverable.IsZero() || l.Updated.Before(deliverable)) {
-				continue
-			}
-			if keep.IsZero() || l.Stored.Before(keep) {
-				keep = l.Stored
-			}
+		keep, err = keepOfLetters(ctx, letters, stream, durable, keep, asked)
+		if err != nil {
+			return time.Time{}, err
 		}
-		return keep, nil
+		mu.Lock()
+		defer mu.Unlock()
+		before := last
+		last = keep
+		return earlier(keep, before), nil
 	}
+}
+
+// keepOfLetters returns keep, or the earlier time from which on letters need
+// entries.
+func keepOfLetters(ctx context.Context, letters *dlq.Letters, stream, durable string, keep, asked time.Time) (time.Time, error) {
+	// What was replayed before this has been settled. With nothing to be
+	// delivered, a message that came after the question may be a replay.
+	settled := keep
+	if settled.IsZero() {
+		settled = asked
+	}
+	settled = settled.Add(-clockSkew)
+	for l, err := range letters.List(ctx, dlq.Filter{
+		Stream: stream, Consumer: durable, HeadersOnly: true,
+		States: []dlq.State{dlq.StateIntent, dlq.StateOpen, dlq.StateReplaying, dlq.StateReplayed},
+	}) {
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			break // no letters
+		}
+		if err != nil {
+			return time.Time{}, err
+		}
+		// A replay is a new message with the key of the old one.
+		if l.State != dlq.StateReplayed || !l.Updated.Before(settled) {
+			keep = earlier(keep, l.Stored)
+		}
+	}
+	return keep, nil
+}
+
+// earlier returns the earlier of two times, of which zero is none.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // beside is a ledger for effects that are outside its database, so that they

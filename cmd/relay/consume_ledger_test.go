@@ -144,8 +144,16 @@ func TestLedgerKeepsWhatMayComeBack(t *testing.T) {
 		start := time.Now()
 		var oldest time.Time
 		keep := keeper(func(context.Context) (time.Time, error) { return oldest, nil }, letters, "EVENTS", "d")
+		if got, err := keep(t.Context(), "EVENTS/d"); err != nil || !got.Equal(time.Unix(0, 0)) {
+			t.Errorf("the first time: keep from %v, %v, want all", got, err)
+		}
+		// What the answer before needed is in the next one too.
 		check := func(what string, want time.Time) {
 			t.Helper()
+			_, err := keep(t.Context(), "EVENTS/d")
+			if err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
 			got, err := keep(t.Context(), "EVENTS/d")
 			if err != nil || !got.Equal(want) {
 				t.Errorf("%s: keep from %v, %v, want %v", what, got, err, want)
@@ -193,8 +201,15 @@ func TestLedgerKeepsWhatMayComeBack(t *testing.T) {
 		}
 		oldest = start.Add(time.Minute) // the replay itself
 		check("a replay that is not settled", f.Stored)
-		time.Sleep(time.Minute)
+		oldest = time.Time{}
+		check("a replay that came after nothing was to be delivered", f.Stored)
+		oldest = time.Now().Add(30 * time.Second)
+		check("a replay whose message may have another clock's time", f.Stored)
+		time.Sleep(2 * time.Minute)
 		oldest = time.Now()
+		if got, err := keep(t.Context(), "EVENTS/d"); err != nil || !got.Equal(f.Stored) {
+			t.Errorf("a replay that was not settled when last asked: keep from %v, %v, want %v", got, err, f.Stored)
+		}
 		check("a replay that is settled", oldest)
 		oldest = time.Time{}
 		check("everything is settled", time.Time{})
