@@ -2,8 +2,8 @@
 // steps that leave the database to its users most of the time.
 //
 // It promises that nothing is removed for a consumer whose KeepFunc failed, and
-// that at most a tenth of the time goes into removing. It starts no goroutine:
-// Run is the caller's.
+// that at most a tenth of the time goes into removing, and in Run another into
+// asking KeepFunc. It starts no goroutine: Run is the caller's.
 package expiry
 
 import (
@@ -23,7 +23,8 @@ const (
 	// ones: more than were added.
 	passingEvery = 256
 
-	// share of the time that goes into removing: one part in so many.
+	// share of the time that goes into removing, and into asking: one part in so
+	// many each.
 	share = 10
 
 	minRest     = 10 * time.Millisecond
@@ -32,8 +33,9 @@ const (
 	// skew is how far the clocks of broker and ledger may be apart.
 	skew = time.Minute
 
-	// keepTimeout bounds one question to KeepFunc.
-	keepTimeout = 10 * time.Second
+	// keepTimeout bounds one question to KeepFunc, which may have to read as many
+	// dead letters as there are.
+	keepTimeout = 2 * time.Minute
 )
 
 // Sweeper removes old entries. It is safe for concurrent use.
@@ -83,7 +85,7 @@ func (s *Sweeper) Run(ctx context.Context) error {
 	defer s.running.Add(-1)
 	failing := false
 	for {
-		removed, err := s.Prune(ctx)
+		removed, asked, err := s.prune(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -93,7 +95,7 @@ func (s *Sweeper) Run(ctx context.Context) error {
 			s.Logger.LogAttrs(ctx, slog.LevelInfo, "old entries are removed again", slog.Int64("removed", removed))
 		}
 		failing = err != nil
-		if !rest(ctx, max(time.Second, min(longestRest, s.Retention/share))) {
+		if !rest(ctx, max(time.Second, min(longestRest, s.Retention/share), (share-1)*asked)) {
 			return nil
 		}
 	}
@@ -102,26 +104,34 @@ func (s *Sweeper) Run(ctx context.Context) error {
 // Prune removes everything that is old enough and returns how much it was. What
 // cannot be decided for one consumer does not keep the others' entries.
 func (s *Sweeper) Prune(ctx context.Context) (removed int64, err error) {
+	removed, _, err = s.prune(ctx)
+	return removed, err
+}
+
+// prune is Prune, and returns how long KeepFunc was asked.
+func (s *Sweeper) prune(ctx context.Context) (removed int64, asked time.Duration, err error) {
 	consumers, err := s.Consumers(ctx)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	var failed []error
 	for _, c := range consumers {
-		n, err := s.pruneOne(ctx, c)
-		removed += n
+		began := time.Now()
+		before, err := s.before(ctx, c)
+		asked += time.Since(began)
+		if err == nil {
+			var n int64
+			n, err = s.removeBefore(ctx, c, before)
+			removed += n
+		}
 		if err != nil {
 			failed = append(failed, fmt.Errorf("of %s: %w", c, err))
 		}
 	}
-	return removed, errors.Join(failed...)
+	return removed, asked, errors.Join(failed...)
 }
 
-func (s *Sweeper) pruneOne(ctx context.Context, consumer string) (removed int64, err error) {
-	before, err := s.before(ctx, consumer)
-	if err != nil {
-		return 0, err
-	}
+func (s *Sweeper) removeBefore(ctx context.Context, consumer string, before time.Time) (removed int64, err error) {
 	for {
 		began := time.Now()
 		n, err := s.Remove(ctx, consumer, before, Step)

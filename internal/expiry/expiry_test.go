@@ -58,6 +58,37 @@ func TestPruneRestsBetweenItsSteps(t *testing.T) {
 	})
 }
 
+// Asking what may still come back can take long, where there are many dead letters:
+// then it is asked less often, and answered all the same.
+func TestRunAsksForATenthOfTheTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &steps{left: expiry.Step}
+		sw := s.sweeper()
+		const takes = 30 * time.Second
+		asked := 0
+		sw.KeepFunc = func(ctx context.Context, _ string) (time.Time, error) {
+			asked++
+			select {
+			case <-time.NewTimer(takes).C:
+			case <-ctx.Done():
+			}
+			return time.Time{}, ctx.Err()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		if err := sw.Run(ctx); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		if most := int(time.Hour/takes)/10 + 2; asked > most || asked < most/2 {
+			t.Errorf("asked %d times in an hour, %v each, want about %d", asked, takes, most)
+		}
+		if s.left != 0 {
+			t.Errorf("%d entries left, want none", s.left)
+		}
+	})
+}
+
 // Where nobody runs it, calls remove in passing more than they add; where somebody
 // does, or has to ask what may still come back, they leave it alone.
 func TestCallsRemoveInPassingUnlessSomebodyElseDoes(t *testing.T) {
