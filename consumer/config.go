@@ -50,7 +50,8 @@ type Config struct {
 	// key, and MaxBehind how many of all keys: at most half of the consumer's
 	// MaxAckPending, which is twice this when it is created, and 64 MiB. With
 	// that many, nothing new is pulled until one of those they wait for is
-	// settled; what was pulled already comes on top. Default 2500 and 5000.
+	// settled; what was pulled already comes on top, and with SingleActive what
+	// is gathered when this instance takes over. Default 2500 and 5000.
 	MaxBehindKey int
 	MaxBehind    int
 

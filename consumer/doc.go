@@ -43,8 +43,9 @@
 // [Config.Unordered]. One that is being retried holds up the later ones of its
 // key, which wait in hand and cost no deliveries, and nobody else. It does so
 // until it comes back; when it does not, because another instance got it, until
-// the server reports it settled, and no longer than its delay and an ack wait.
-// When it becomes a dead letter, its key goes on. Messages without a key are
+// the server reports it settled, and no longer than its delay and an ack wait,
+// not counting the time when nothing is pulled because a message that somebody
+// may have died of is in hand. When it becomes a dead letter, its key goes on. Messages without a key are
 // ordered with nothing.
 //
 // Two bounds: at most [Config.MaxBehindKey] and [Config.MaxBehind] messages wait
@@ -78,7 +79,8 @@
 //
 // The consumer is deleted: it is created again as configured, and starts at the
 // first message of the stream: its position was in what was deleted. A ledger
-// skips what was handled. The stream is deleted: Run waits for half a minute,
+// skips what it remembers as handled: what its retention has pruned, and the
+// stream still has, takes effect again. The stream is deleted: Run waits for half a minute,
 // then returns an error.
 //
 // A process dies with messages in hand: each of them has one delivery less. How

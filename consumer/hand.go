@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"cmp"
-	"context"
 	"log/slog"
 	"math"
 	"slices"
@@ -165,7 +164,7 @@ func (h *hand) add(m *message, key string, gated bool) {
 // enter sends a message on its way to the workers.
 func (h *hand) enter(m *message) {
 	if m.lane == nil {
-		h.enqueue(m)
+		h.makeReady(m)
 		return
 	}
 	h.wait(m)
@@ -186,7 +185,8 @@ func (h *hand) openGate() {
 
 func bySequence(a, b *message) int { return cmp.Compare(a.d.StreamSeq, b.d.StreamSeq) }
 
-func (h *hand) enqueue(m *message) {
+// makeReady gives a message to whichever worker is free.
+func (h *hand) makeReady(m *message) {
 	h.put(m, ready)
 	h.queue = append(h.queue, m)
 	h.more.Signal()
@@ -248,6 +248,7 @@ func (h *hand) next(buf []*message, most int, timeout time.Duration) []*message 
 		if m.alone && len(buf) > 0 {
 			break
 		}
+		h.queue[0] = nil // the array lives on
 		h.queue = h.queue[1:]
 		h.start(m, deadline)
 		buf = append(buf, m)
@@ -395,112 +396,4 @@ func (h *hand) answerTo(m *message) (reply string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return m.reply
-}
-
-// counts is a look at the hand.
-type counts struct {
-	atGate, behind, busy, aside int
-
-	lapsed   int // busy ones whose handlers are overdue
-	suspects int
-	bytes    int           // behind and at the gate
-	crowded  int           // lanes that are full
-	crowd    string        // the key of one of them
-	retries  int           // other deliveries we asked for that have not come
-	pace     time.Duration // what a message takes a worker
-	size     int           // bytes of a message
-}
-
-// inHand is how many there are, but for those aside: their handlers are done,
-// or wait for the broker. Nor those whose handlers are overdue: they are out.
-func (c counts) inHand() int { return c.atGate + c.behind + c.busy - c.lapsed }
-
-func (h *hand) counts() counts {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.wake = math.MaxInt
-	return counts{
-		atGate: h.count[atGate], behind: h.count[behind], busy: h.busy(), aside: h.count[aside],
-		lapsed: h.lapsed, suspects: h.suspects, bytes: h.bytes, crowded: h.crowded, crowd: h.crowd,
-		retries: len(h.naks), pace: h.pace, size: h.size,
-	}
-}
-
-// due returns how many other deliveries may come by now: those we asked for, and
-// those that lanes wait for. Of those that should have come before overdue, when
-// something else came, it counts one: another instance has them, most likely.
-func (h *hand) due(now, overdue time.Time) (n int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	late := 0
-	count := func(due time.Time) {
-		switch {
-		case due.After(now):
-		case due.Before(overdue):
-			late = 1
-		default:
-			n++
-		}
-	}
-	for _, k := range h.naks {
-		count(k.due)
-	}
-	for _, l := range h.lanes {
-		for _, e := range l.expected {
-			if _, asked := h.naks[e.seq]; !asked {
-				count(e.due)
-			}
-		}
-	}
-	return max(n, late)
-}
-
-// alive returns where the signals for what is in hand go, in stream order, and
-// the messages that have just become overdue. The order matters when the process
-// dies: the server delivers first what it heard of first.
-func (h *hand) alive(now time.Time, ackWait time.Duration) (replies []string, lapsed []*message) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	keep := make([]*message, 0, len(h.messages))
-	for _, m := range h.messages {
-		if m.deadline.IsZero() || !now.After(m.deadline) {
-			keep = append(keep, m)
-			continue
-		}
-		h.burden(m, -1)
-		m.lapsed = true
-		h.burden(m, 1)
-		lapsed = append(lapsed, m)
-	}
-	for _, m := range lapsed {
-		h.forget(m)
-		h.expect(m, now.Add(ackWait))
-		h.leave(m)
-	}
-	slices.SortFunc(keep, bySequence)
-	for _, m := range keep {
-		replies = append(replies, m.reply)
-	}
-	return replies, lapsed
-}
-
-// keepAlive sends in-progress signals for everything in hand, three in an ack
-// wait, until ctx is done. The ack wait runs from the delivery, not from the
-// start of the handler, so it covers what waits for a worker too.
-func (r *run) keepAlive(ctx context.Context) {
-	for sleep(ctx, r.live.Load().signalEvery()) {
-		if !r.nc.IsConnected() {
-			continue // they would pile up in the client and say nothing true later
-		}
-		replies, lapsed := r.hand.alive(time.Now(), r.live.Load().ackWait)
-		for _, reply := range replies {
-			if err := r.nc.Publish(reply, []byte(ackProgress)); err != nil {
-				r.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "in-progress signals not sent", r.attrs(slog.Any("err", err))...)
-				break
-			}
-		}
-		for _, m := range lapsed {
-			r.cfg.Logger.LogAttrs(ctx, slog.LevelError, "handler ignores its canceled context, the server will deliver again", m.attrs()...)
-		}
-	}
 }

@@ -60,6 +60,7 @@ func (h *hand) shift(l *lane) *message {
 	if len(l.waiting) == h.laneSize {
 		h.crowded--
 	}
+	l.waiting[0] = nil // the array lives on
 	l.waiting = l.waiting[1:]
 	l.leading++
 	m.leads = true
@@ -73,7 +74,7 @@ func (h *hand) advance(l *lane) {
 	switch {
 	case l.leading > 0:
 	case l.open() && !h.closed:
-		h.enqueue(h.shift(l))
+		h.makeReady(h.shift(l))
 	case len(l.waiting) == 0 && len(l.expected) == 0 && l.gated == 0:
 		delete(h.lanes, l.key)
 	}
@@ -201,7 +202,7 @@ func (h *hand) handBack(all bool) (back []returned) {
 		case m.place == running || m.place == aside:
 		case m.last:
 			h.take(m)
-			h.enqueue(m)
+			h.makeReady(m)
 		case m.place == behind && open[m.lane] && !all:
 		default:
 			back = append(back, h.giveBack(m, now))

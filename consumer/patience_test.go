@@ -252,6 +252,9 @@ func TestTooManyHeldMessagesPauseTheConsumer(t *testing.T) {
 		}
 		up.Store(true)
 		b.pass(10 * time.Minute)
+		if len(b.log.containing("INFO goes on")) != 1 {
+			b.Errorf("log has %d lines about the end of the pause, want 1", len(b.log.containing("goes on")))
+		}
 		if n := len(dlq.named("park")); n != 20 {
 			b.Errorf("letters after the outage = %d, want 20", n)
 		}

@@ -13,15 +13,9 @@ import (
 	"github.com/seed-5e04d8fb/jetbox/internal/delay"
 )
 
-const (
-	// flushTimeout bounds what Run waits for the broker when it stops.
-	flushTimeout = 5 * time.Second
-	// pollEvery is how often a slow start looks whether it is over, and lanes
-	// whether what they wait for is settled.
-	pollEvery = time.Second
-	// maxBehindBytes bounds what waits behind others of its key.
-	maxBehindBytes = 64 << 20
-)
+// pollEvery is how often a slow start looks whether it is over, and lanes whether
+// what they wait for is settled.
+const pollEvery = time.Second
 
 // troubleDelay spaces look-ups and requests that keep failing.
 var troubleDelay = delay.Policy{Initial: 100 * time.Millisecond, Max: 5 * time.Second}
@@ -240,51 +234,6 @@ func (r *run) pollStart(c counts) {
 	}
 }
 
-// full reports whether nothing more is to be taken in, and says so once.
-func (r *run) full(c counts, l *live) (full bool) {
-	most := r.cfg.MaxBehind
-	if l.maxAckPending > 0 {
-		most = min(most, max(l.maxAckPending/2, 1))
-	}
-	why := goesOn
-	switch {
-	case c.aside >= r.cfg.MaxHeld:
-		why = pausedForLetters
-	case r.pace.starting && r.pace.gated:
-		// What was out must come, or the gate would never open. Of what is new,
-		// one comes in a second, until the ack wait is over.
-	case c.crowded > 0:
-		why = pausedForKey
-	case c.behind+c.atGate >= most || c.bytes >= maxBehindBytes:
-		why = pausedForKeys
-	}
-	if why == r.paused {
-		return why != goesOn
-	}
-	switch r.paused = why; why {
-	case pausedForLetters:
-		r.cfg.Logger.LogAttrs(r.ctx, slog.LevelError, "paused: too many messages wait for their dead letters to be stored",
-			r.attrs(slog.Int("held", c.aside))...)
-	case pausedForKey:
-		r.cfg.Logger.LogAttrs(r.ctx, slog.LevelError, "paused: too many messages wait behind one of their key",
-			r.attrs(slog.String("key", c.crowd))...)
-	case pausedForKeys:
-		r.cfg.Logger.LogAttrs(r.ctx, slog.LevelError, "paused: too many messages wait behind others of their keys",
-			r.attrs(slog.Int("behind", c.behind), slog.Int("bytes", c.bytes))...)
-	}
-	return why != goesOn
-}
-
-// pause is why nothing is asked for.
-type pause int
-
-const (
-	goesOn pause = iota
-	pausedForLetters
-	pausedForKey
-	pausedForKeys
-)
-
 // receive takes in what arrived in the inbox.
 func (r *run) receive(msg *nats.Msg) {
 	switch s, text := r.pull.receive(msg); s {
@@ -424,80 +373,6 @@ func (r *run) retry(err error) (retried bool) {
 	return true
 }
 
-// drain ends everything in the order that loses nothing: no more arrives, what
-// no handler saw goes back, handlers finish, answers are flushed.
-func (r *run) drain() {
-	r.stop()
-	r.cfg.Logger.LogAttrs(r.drainCtx, slog.LevelInfo, "consumer is stopping", r.attrs()...)
-	r.unsubscribe()
-	r.handBack(r.hand.handBack(false))
-	deadline := time.AfterFunc(r.cfg.DrainTimeout, func() { r.cancel(ErrStopping) })
-	defer deadline.Stop()
-	r.workers.Wait()
-	r.aside.Wait()
-	r.handBack(r.hand.handBack(true))
-	r.flush("flush acks")
-	r.unpin()
-}
-
-// unpin lets another instance be the active one at once. Without the permission
-// to do so it becomes that after an ack wait.
-func (r *run) unpin() {
-	if r.pull.pin == "" || !r.nc.IsConnected() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), flushTimeout)
-	defer cancel()
-	s, err := r.js.Stream(ctx, r.cfg.Stream)
-	if err == nil {
-		err = s.UnpinConsumer(ctx, r.cfg.Durable, r.pull.group)
-	}
-	if err != nil {
-		r.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "others have to wait for the consumer", r.attrs(slog.Any("err", err))...)
-	}
-}
-
-// handBack asks for other deliveries of what no handler saw.
-func (r *run) handBack(ms []returned) {
-	for _, m := range ms {
-		if m.wait > 0 {
-			r.send(m.message, nakAfter(m.wait))
-		} else {
-			r.send(m.message, ackNak)
-		}
-	}
-}
-
-// unsubscribe ends the open request and takes in what was on its way.
-func (r *run) unsubscribe() {
-	// Drain keeps the subscription in the client until the server has heard of
-	// its end, so that nothing is delivered to nobody: that would cost an ack
-	// wait and one of the message's deliveries.
-	if err := r.pull.sub.Drain(); err != nil {
-		return
-	}
-	r.flush("flush unsubscribe")
-	for {
-		select {
-		case m := <-r.pull.msgs:
-			r.receive(m)
-		default:
-			return
-		}
-	}
-}
-
 func (r *run) attrs(more ...slog.Attr) []slog.Attr {
 	return append([]slog.Attr{slog.String("stream", r.cfg.Stream), slog.String("consumer", r.cfg.Durable)}, more...)
-}
-
-func (r *run) flush(what string) {
-	if !r.nc.IsConnected() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), flushTimeout)
-	defer cancel()
-	if err := r.nc.FlushWithContext(ctx); err != nil {
-		r.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "broker did not confirm", slog.String("step", what), slog.Any("err", err))
-	}
 }
