@@ -319,3 +319,49 @@ func TestSuspectBatchIsNotRemembered(t *testing.T) {
 		}
 	}, lookStream())
 }
+
+// A stream in doubt is asked within seconds; one that cannot be asked is asked ever more
+// seldom, after those that can.
+func TestStreamInDoubtIsAskedSoon(t *testing.T) {
+	withLook(t, func(t *testing.T, r *lookRig) {
+		nc := r.js.Conn()
+		w := new(watch)
+		// next is when the streams are asked next.
+		next := func() (after time.Duration) {
+			for since := time.Now(); !w.suspected(nc); time.Sleep(time.Second) {
+				after = time.Since(since) + time.Second
+			}
+			w.begin(nc)
+			return after.Truncate(time.Second)
+		}
+		next()
+		w.expect([]string{"X", "Y"})
+		w.verified("X", time.Unix(1, 1), 7)
+		w.end(true)
+		if w.doubt("X"); w.believed(nc, "X") || w.believed(nc, "Y") || !w.believed(nc, "Z") {
+			t.Error("believed are others than the stream that is not in doubt")
+		}
+		for i, want := range []time.Duration{6, 11, 21, 41, 61, 61} {
+			if got := next(); got != want*time.Second {
+				t.Errorf("check %d comes after %v, want %v", i, got, want*time.Second)
+			}
+			want := []string{"X", "Y"}
+			if i > 0 {
+				want = []string{"Y", "X"}
+			}
+			if got := w.expect([]string{"X", "Y"}); !slices.Equal(got, want) {
+				t.Errorf("streams are asked as %v, want %v", got, want)
+			}
+			w.failed("X")
+			w.end(false)
+		}
+		w.verified("X", time.Unix(1, 1), 7)
+		w.end(true)
+		if !w.believed(nc, "X") {
+			t.Error("a stream that has what it should is not believed")
+		}
+		if got := next(); got != 61*time.Second {
+			t.Errorf("the check after a complete one comes after %v", got)
+		}
+	})
+}
