@@ -89,7 +89,9 @@ retries with growing delays, and makes a dead letter of what fails for good or
 --max-deliver times. Events of one ordering key are handled one after the other,
 also with several --workers; one that is tried again holds up the later ones of
 its key. Every event is handled at least once; with --ledger, one that succeeded
-is not handled again, unless the process dies between the success and the note.
+is not handled again, unless the process dies between the success and the note, the
+note fails (a warning says so), or the process is stopped or cut off from NATS for
+longer than --ack-wait while it handles the event: then another may do so as well.
 
 --exec runs COMMAND with sh -c for each event, the payload on its stdin. The
 environment has JETBOX_SUBJECT, JETBOX_STREAM, JETBOX_SEQUENCE, JETBOX_DELIVERED

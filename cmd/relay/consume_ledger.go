@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -41,8 +42,11 @@ func (f *consumeFlags) checkLedger() error {
 	} else if _, err := sqlite.ParseURL(f.ledger); err != nil {
 		return usagef("--ledger: %w, or postgres://...", err)
 	}
-	longest := time.Duration(f.maxDeliver) * (f.timeout + f.ackWait + f.maxBackoff)
-	if overflow := longest/time.Duration(f.maxDeliver) != f.timeout+f.ackWait+f.maxBackoff; !overflow && f.ledgerRetention >= longest {
+	longest := time.Duration(math.MaxInt64)
+	if total := float64(f.maxDeliver) * (float64(f.timeout) + float64(f.ackWait) + float64(f.maxBackoff)); total < float64(longest) {
+		longest = time.Duration(f.maxDeliver) * (f.timeout + f.ackWait + f.maxBackoff)
+	}
+	if f.ledgerRetention >= longest {
 		return nil
 	}
 	return withHint(
@@ -179,7 +183,8 @@ func earlier(a, b time.Time) time.Time {
 // beside is a ledger for effects that are outside its database, so that they
 // cannot share a transaction with the entry; one around them would be held open
 // while a command runs. The ledger is asked before and told afterwards: a crash
-// in between handles the event again.
+// in between handles the event again, and another process to which it is delivered
+// meanwhile handles it too.
 type beside struct {
 	ledger
 	log    *slog.Logger

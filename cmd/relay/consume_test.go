@@ -510,3 +510,24 @@ func TestWebhookOfAnEventThatFitsNoHeaderIsPermanent(t *testing.T) {
 		t.Errorf("error %v, want a permanent one that names %s", err, headerEventType)
 	}
 }
+
+// A letter says why there was no answer.
+func TestWebhookThatIsGivenUpSaysWhy(t *testing.T) {
+	t.Parallel()
+	end := make(chan struct{})
+	srv := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-end }))
+	defer srv.Close()
+	defer close(end)
+	w, err := newWebhook(strings.Replace(srv.URL, "http://", "http://me:s3cret@", 1), "", time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, cause := range []error{consumer.ErrHandleTimeout, consumer.ErrStopping} {
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, cause)
+		err := w.handle(ctx, delivery("x"))
+		cancel()
+		if !errors.Is(err, cause) || !strings.Contains(err.Error(), "127.0.0.1") || strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("error %v, want %v, the host, and no password", err, cause)
+		}
+	}
+}

@@ -83,7 +83,11 @@ func (w *webhook) handle(ctx context.Context, d *consumer.Delivery) error {
 	}
 	resp, err := w.client.Do(req)
 	if err != nil {
-		return errors.New(mask(err.Error())) // it holds the URL
+		err = errors.New(mask(err.Error())) // it holds the URL
+		if cause := context.Cause(ctx); cause != nil {
+			return fmt.Errorf("webhook: %w: %w", cause, err)
+		}
+		return err
 	}
 	defer resp.Body.Close()
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, answerKept)) // for the error only
