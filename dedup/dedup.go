@@ -4,8 +4,11 @@
 // A ledger is these methods:
 //
 //	Do(ctx, consumer, key, apply) (seen bool, err error)
-//	DoAll(ctx, consumer, keys, apply) (seen []bool, err error) // one transaction for all
 //	Seen(ctx, consumer, key) (bool, error)
+//
+// and, except for dedup/kv, which has no transaction for several keys:
+//
+//	DoAll(ctx, consumer, keys, apply) (seen []bool, err error)
 //
 // Do runs apply unless the key is there for that consumer already. Every ledger
 // promises, and package deduptest checks:

@@ -49,8 +49,9 @@ type Config struct {
 	// KeepFunc returns from when on a consumer's entries are needed, such as the
 	// time of the oldest message that may still be delivered; younger ones are
 	// not removed, whatever the retention. The zero time adds nothing. An error
-	// keeps all of that consumer's. Optional; Run and Prune call it on their
-	// goroutine.
+	// keeps all of that consumer's. Its clock, the broker's for instance, may be a
+	// minute ahead of the ledger's: with more, entries are removed too early. It
+	// has 2m to answer. Optional; Run and Prune call it on their goroutine.
 	KeepFunc func(ctx context.Context, consumer string) (time.Time, error)
 
 	// MaxHold is how long a transaction may hold the write lock before it is
