@@ -45,8 +45,8 @@
 // until it comes back; when it does not, because another instance got it, until
 // the server reports it settled, and no longer than its delay and an ack wait,
 // not counting the time when nothing is pulled because a message that somebody
-// may have died of is in hand. When it becomes a dead letter, its key goes on. Messages without a key are
-// ordered with nothing.
+// may have died of is in hand. When it becomes a dead letter, its key goes on.
+// Messages without a key are ordered with nothing.
 //
 // Two bounds: at most [Config.MaxBehindKey] and [Config.MaxBehind] messages wait
 // behind others, then nothing new is pulled and the log says so. And a process
@@ -56,12 +56,12 @@
 //
 // Where that matters there are two strict ways. With [Config.SingleActive], one
 // instance is active, and one that takes over first gathers what was out,
-// for at most the longer of AckWait and MaxBackoff. It holds the order across a
+// for at most 2s more than the longer of AckWait and MaxBackoff. It holds the order across a
 // stop and a crash, except that a message on its last two deliveries does not
 // wait, and that an instance which lost its place alive (it was paused or cut
 // off for longer than an ack wait, or an operator unpinned it) may still be at
-// work on what its workers have, and on last deliveries. The rest it hands back
-// as soon as it hears of that, at the price of a delivery each.
+// work on what its workers have, and on last deliveries. The rest it lets go of
+// within 2s of hearing of that, at the price of a delivery each.
 //
 // To have several active instances, partition: let the stream add a partition
 // number to the subject (a subject transform), and give each partition a durable
@@ -80,8 +80,8 @@
 // The consumer is deleted: it is created again as configured, and starts at the
 // first message of the stream: its position was in what was deleted. A ledger
 // skips what it remembers as handled: what its retention has pruned, and the
-// stream still has, takes effect again. The stream is deleted: Run waits for half a minute,
-// then returns an error.
+// stream still has, takes effect again. The stream is deleted: Run waits for
+// half a minute, then returns an error.
 //
 // A process dies with messages in hand: each of them has one delivery less. How
 // many that are is bounded by workers and by 50 ms of work, and by what waits

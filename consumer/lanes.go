@@ -205,7 +205,12 @@ func (h *hand) handBack(all bool) (back []returned) {
 			h.makeReady(m)
 		case m.place == behind && open[m.lane] && !all:
 		default:
-			back = append(back, h.giveBack(m, now))
+			b := returned{message: m}
+			if m.lane != nil {
+				b.wait = m.lane.wait(m, now)
+			}
+			back = append(back, b)
+			h.abandon(m)
 		}
 	}
 	h.more.Broadcast()
@@ -214,16 +219,21 @@ func (h *hand) handBack(all bool) (back []returned) {
 	return back
 }
 
-// letGo takes out, in stream order, what no worker has, and waits no longer for
-// what was handed back: another instance gets all that. What is on its last
-// delivery stays, as in handBack.
-func (h *hand) letGo() (back []returned) {
+// letGo forgets what no worker has, and waits no longer for what was handed
+// back: another instance gets all that. What is on its last delivery stays, as
+// in handBack. It returns how many it forgot.
+func (h *hand) letGo() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	now := time.Now()
+	var leaders []*message
 	for _, m := range h.messages {
-		if m.place != running && m.place != aside && !m.last {
-			back = append(back, h.giveBack(m, now))
+		if m.place == running || m.place == aside || m.last {
+			continue
+		}
+		n++
+		h.abandon(m)
+		if m.leads {
+			leaders = append(leaders, m)
 		}
 	}
 	clear(h.naks)
@@ -238,26 +248,20 @@ func (h *hand) letGo() (back []returned) {
 		}
 		l.expected = nil
 	}
-	for _, b := range back {
-		h.leave(b.message)
+	for _, m := range leaders {
+		h.leave(m)
 	}
 	for _, l := range h.lanes {
 		h.advance(l)
 	}
-	slices.SortFunc(back, func(a, b returned) int { return bySequence(a.message, b.message) })
-	return back
+	return n
 }
 
-// giveBack takes out a message that is to be handed back.
-func (h *hand) giveBack(m *message, now time.Time) returned {
-	b := returned{message: m}
-	if m.lane != nil {
-		b.wait = m.lane.wait(m, now)
-	}
+// abandon takes out a message that was not handled.
+func (h *hand) abandon(m *message) {
 	h.take(m)
 	m.gone = true
 	h.forget(m)
-	return b
 }
 
 // wait returns for how long m must stay away to come after those it waits for.

@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"log/slog"
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,6 +48,7 @@ type run struct {
 	paused       pause       // what was logged last
 	arrivedAt    time.Time   // of the last message
 	askedAt      time.Time   // of the last request
+	ousted       bool        // not active any more, with what it had then
 	newAt        time.Time   // of the last one that had not been delivered before
 	fresh        time.Time   // when no redelivery waited for us for the last time
 }
@@ -133,6 +133,9 @@ func (r *run) watch(now time.Time) {
 	}
 	if r.pull.open() && now.Sub(r.arrivedAt) >= pollEvery && now.Sub(r.askedAt) >= pollEvery {
 		r.fresh = now // nothing waits, or it would have come
+	}
+	if r.ousted {
+		r.letGo()
 	}
 	r.giveUp(now)
 }
@@ -244,7 +247,8 @@ func (r *run) receive(msg *nats.Msg) {
 	case statusLost:
 		r.lost(text)
 	case statusUnpinned:
-		r.unpinned()
+		r.cfg.Logger.LogAttrs(r.ctx, slog.LevelInfo, "this instance is not active any more", r.attrs()...)
+		r.ousted = true
 	case statusNone:
 		r.losses = 0
 		r.take(msg)
@@ -291,41 +295,6 @@ func (r *run) take(msg *nats.Msg) {
 	}
 	r.hand.add(m, key, key != "" && r.pace.stops(m.d, maxDeliver))
 	r.pace.arrived(m, now)
-}
-
-// pinned notices that this instance has become the active one. What the last one
-// had in hand comes back first: what is newer waits for it.
-func (r *run) pinned(msg *nats.Msg, d *Delivery) {
-	pin := msg.Header.Get(headerPin)
-	if pin == "" || pin == r.pull.pin {
-		return
-	}
-	r.pull.pin = pin
-	r.hand.forgetNaks() // others have had what this one handed back while it was a standby
-	r.cfg.Logger.LogAttrs(r.ctx, slog.LevelInfo, "this instance is active", r.attrs()...)
-	l, err := r.lookUp(r.ctx)
-	if err != nil {
-		// All before this one may be out.
-		l = r.live.Load()
-		l = &live{ackPending: math.MaxInt, delivered: max(d.StreamSeq-1, l.delivered), ackWait: l.ackWait}
-	} else if d.NumDelivered == 1 { // it is not among those that are out
-		l.ackPending--
-		l.delivered = min(l.delivered, d.StreamSeq-1)
-	}
-	now := time.Now()
-	r.pace.begin(l, now, now.Add(max(l.ackWait, r.cfg.MaxBackoff)), true)
-}
-
-// unpinned leaves to the instance that is active now what no worker has. It
-// gathers what is out for a time only, and must not get that later.
-func (r *run) unpinned() {
-	back := r.hand.letGo()
-	r.cfg.Logger.LogAttrs(r.ctx, slog.LevelInfo, "this instance is not active any more",
-		r.attrs(slog.Int("handed_back", len(back)))...)
-	r.handBack(back)
-	now := time.Now()
-	r.pace.begin(&live{}, now, now, false)
-	r.hand.openGate() // for what is on its last delivery
 }
 
 // lost gives up on the open request and has the consumer looked up: at once, or

@@ -32,6 +32,7 @@ type live struct {
 
 	maxAckPending int           // 0 is unlimited
 	group         string        // of a single-active consumer
+	pinned        string        // its active client; empty when there is none
 	pinnedTTL     time.Duration // for how long its active client may ask for nothing
 
 	delivered  uint64 // highest stream sequence delivered to anybody
@@ -86,6 +87,9 @@ func (r *run) lookUp(ctx context.Context) (*live, error) {
 	}
 	if r.cfg.SingleActive {
 		l.group = info.Config.PriorityGroups[0]
+		for _, g := range info.PriorityGroups { // the one
+			l.pinned = g.PinnedClientID
+		}
 	}
 	for _, d := range info.Config.BackOff {
 		l.ackWait = min(l.ackWait, d)

@@ -223,6 +223,43 @@ func TestInstanceThatLosesThePinLetsGo(t *testing.T) {
 	})
 }
 
+// A broker that starts again knows of no active instance. The one that was it
+// keeps what it has in hand and goes on.
+func TestActiveInstanceKeepsItsHandWhenTheBrokerRestarts(t *testing.T) {
+	inBubble(t, func(b *bus) {
+		keys := b.publishOf(strings.Repeat("a", 40))
+		var done record
+		b.start(func(_ context.Context, d *consumer.Delivery) error {
+			if d.Key == "a1" && d.NumDelivered < 3 {
+				return errHandler
+			}
+			done.add(d)
+			return nil
+		}, consumer.Config{SingleActive: true, Backoff: 15 * time.Second})
+		b.pass(5 * time.Second)
+		if err := b.srv.Close(); err != nil {
+			b.Fatal(err)
+		}
+		b.pass(3 * time.Second)
+		if err := b.srv.Restart(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		b.pass(10 * time.Minute)
+		if got := done.keys(); !slices.Equal(got, keys) {
+			b.Errorf("handled %v, want %v", got, keys)
+		}
+		for _, s := range done.all()[1:] {
+			if s.delivered != 1 {
+				b.Errorf("%s was delivered %d times, want once", s.key, s.delivered)
+			}
+		}
+		if n := len(b.log.containing("not active any more")); n != 1 {
+			b.Errorf("log says %d times that the place was lost, want once", n)
+		}
+		b.wantSettled()
+	})
+}
+
 // publishMore goes on with an aggregate of publishOf.
 func (b *bus) publishMore(aggregate string, from, to int) (keys []string) {
 	b.Helper()

@@ -15,12 +15,12 @@ func (r *run) drain() {
 	r.stop()
 	r.cfg.Logger.LogAttrs(r.drainCtx, slog.LevelInfo, "consumer is stopping", r.attrs()...)
 	r.unsubscribe()
-	r.handBack(r.hand.handBack(false))
+	r.handBack(false)
 	deadline := time.AfterFunc(r.cfg.DrainTimeout, func() { r.cancel(ErrStopping) })
 	defer deadline.Stop()
 	r.workers.Wait()
 	r.aside.Wait()
-	r.handBack(r.hand.handBack(true))
+	r.handBack(true)
 	r.flush("flush acks")
 	r.unpin()
 }
@@ -43,8 +43,8 @@ func (r *run) unpin() {
 }
 
 // handBack asks for other deliveries of what no handler saw.
-func (r *run) handBack(ms []returned) {
-	for _, m := range ms {
+func (r *run) handBack(all bool) {
+	for _, m := range r.hand.handBack(all) {
 		if m.wait > 0 {
 			r.send(m.message, nakAfter(m.wait))
 		} else {
