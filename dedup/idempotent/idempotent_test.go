@@ -376,7 +376,7 @@ func TestClockOfTheServerDecides(t *testing.T) {
 		`CREATE SCHEMA app`,
 		`CREATE TABLE app.ahead (by INTERVAL NOT NULL)`,
 		`INSERT INTO app.ahead VALUES ('0')`,
-		`CREATE FUNCTION app.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS 'SELECT pg_catalog.clock_timestamp() + by FROM app.ahead'`,
+		`CREATE FUNCTION app.statement_timestamp() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT pg_catalog.statement_timestamp() + by FROM app.ahead'`,
 	} {
 		if _, err := admin.Exec(stmt); err != nil {
 			t.Fatal(err)

@@ -45,10 +45,11 @@ func (s *store) sql(query string) string {
 }
 
 // now is the time as SQL. The clocks of processes that share a server may differ
-// by more than a lease.
+// by more than a lease. An index can be used with it: it is the same for a whole
+// statement.
 func (s *store) now() string {
 	if s.dialect == Postgres {
-		return "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+		return "(extract(epoch FROM statement_timestamp()) * 1000)::bigint"
 	}
 	return fmt.Sprint(time.Now().UnixMilli())
 }
