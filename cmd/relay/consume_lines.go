@@ -188,10 +188,12 @@ func startLines(command string, environ []string, stderr io.Writer) (*linesChild
 	})
 	c.ended.Go(func() {
 		defer close(c.lines)
-		defer stdout.Close() // nobody else reads what is still written
 		s := bufio.NewScanner(stdout)
 		s.Buffer(nil, answerMost)
-		defer func() { c.failed = s.Err() }()
+		defer func() {
+			c.failed = s.Err()
+			_ = stdout.Close() // nobody else reads what is still written
+		}()
 		for s.Scan() {
 			select {
 			case c.lines <- s.Text():
