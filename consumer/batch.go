@@ -23,7 +23,8 @@ import (
 // errors. A batch takes what is there and does not wait to be full.
 type BatchHandler func(ctx context.Context, ds []*Delivery) error
 
-// DeliveryError says which delivery of a batch failed, also with a nil Err.
+// DeliveryError says which delivery of a batch failed. It has failed with a nil
+// Err too.
 type DeliveryError struct {
 	Delivery *Delivery
 	Err      error

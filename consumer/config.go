@@ -50,7 +50,8 @@ type Config struct {
 	// key, and MaxBehind how many of all keys: at most half of the consumer's
 	// MaxAckPending, which is twice this when it is created, and 64 MiB. With
 	// that many, nothing new is pulled until one of those they wait for is
-	// settled; what was pulled already comes on top, and with SingleActive what
+	// settled. On top comes what was pulled already, now and then something new
+	// in place of a retry that another instance has, and with SingleActive what
 	// is gathered when this instance takes over. Default 2500 and 5000.
 	MaxBehindKey int
 	MaxBehind    int

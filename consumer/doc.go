@@ -55,13 +55,13 @@
 // a key before those that were out or in backoff come back.
 //
 // Where that matters there are two strict ways. With [Config.SingleActive], one
-// instance is active, and one that takes over first gathers what was out,
-// for at most 2s more than the longer of AckWait and MaxBackoff. It holds the order across a
-// stop and a crash, except that a message on its last two deliveries does not
-// wait, and that an instance which lost its place alive (it was paused or cut
-// off for longer than an ack wait, or an operator unpinned it) may still be at
-// work on what its workers have, and on last deliveries. The rest it lets go of
-// within 2s of hearing of that, at the price of a delivery each.
+// instance is active, and one that takes over first gathers what was out, for at
+// most 2s more than the longer of AckWait and MaxBackoff. It holds the order
+// across a stop and a crash, except that a message on its last two deliveries
+// does not wait, and that an instance which lost its place alive (it was paused
+// or cut off for longer than an ack wait, or an operator unpinned it) may still
+// be at work on what its workers have, and on last deliveries. The rest it lets
+// go of within 2s of hearing of that, at the price of a delivery each.
 //
 // To have several active instances, partition: let the stream add a partition
 // number to the subject (a subject transform), and give each partition a durable

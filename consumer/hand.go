@@ -104,9 +104,9 @@ type nak struct {
 }
 
 // maxNaks bounds the memory of naks: entries stay for a time when another
-// instance gets the redelivery. Forgetting them is harmless, a few of our own retries
-// are then handled with the caution for suspects. It is above what MaxAckPending
-// allows by default.
+// instance gets the redelivery. Forgetting them is harmless, a few of our own
+// retries are then handled with the caution for suspects. It is above what
+// MaxAckPending allows by default.
 const maxNaks = 1 << 15
 
 // weight of the past: so many messages change an average.

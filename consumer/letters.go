@@ -130,8 +130,8 @@ func (r *run) withdraw(m *message, ack func()) {
 	})
 }
 
-// letter makes one attempt, and says what failed. It outlives the cancel: the
-// handler is done, and what came of it has no other place.
+// letter makes one attempt, and says what failed. It outlives the cancel: what
+// came of a handler has no other place.
 func (r *run) letter(ctx context.Context, m *message, step string, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), letterTimeout)
 	defer cancel()
