@@ -2,14 +2,96 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
+
+const linesServer = `while read -r line; do
+	case "$line" in
+	*'"payload":"bad"'*) echo permanent no such thing ;;
+	*'"payload":"busy"'*) echo retry later ;;
+	*'"payload":"die"'*) echo last words >&2; exit 3 ;;
+	*'"payload":"hang"'*) sleep 60 ;;
+	*'"payload":"noise"'*) echo what ;;
+	*'"payload":"long"'*) head -c 70000 /dev/zero | tr '\0' x; echo ;;
+	*) echo ok ;;
+	esac
+done; touch "$ENDED"`
+
+func TestExecLinesAnswersEventByEvent(t *testing.T) {
+	t.Parallel()
+	needShell(t)
+	ended := filepath.Join(t.TempDir(), "ended")
+	h := newLinesHandler(linesServer, append(os.Environ(), "ENDED="+ended), io.Discard, slog.New(slog.DiscardHandler))
+	for _, tt := range []struct{ payload, want, wantText string }{
+		{"a", "ack", ""},
+		{"bad", "permanent", "no such thing"},
+		{"busy", "retry", "later"},
+		{"die", "retry", "the command has ended without an answer: last words"},
+		{"after a restart", "ack", ""},
+		{"noise", "retry", `the command answered "what"`},
+		{"long", "retry", "the command's answer has more than 65536 bytes"},
+		{"hang", "retry", "command killed"},
+		{"again", "ack", ""},
+		{"text\nin two lines", "ack", ""},
+		{"\xff\xfe", "ack", ""},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		err := h.handle(ctx, delivery(tt.payload))
+		cancel()
+		if got := verdictOf(err); got != tt.want {
+			t.Errorf("%q: verdict %s (%v), want %s", tt.payload, got, err, tt.want)
+		} else if err != nil && !strings.Contains(err.Error(), tt.wantText) {
+			t.Errorf("%q: error %q, want %q in it", tt.payload, err, tt.wantText)
+		}
+	}
+	var wg sync.WaitGroup
+	for i := range 20 {
+		wg.Go(func() {
+			want, payload := "ack", "x"
+			if i%2 == 1 {
+				want, payload = "permanent", "bad"
+			}
+			if got := verdictOf(h.handle(t.Context(), delivery(payload))); got != want {
+				t.Errorf("at the same time: %q got %s, want %s", payload, got, want)
+			}
+		})
+	}
+	wg.Wait()
+	if err := h.close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(ended); err != nil {
+		t.Errorf("the command did not see the end of its stdin: %v", err)
+	}
+}
+
+// The line protocol is a contract with other people's programs.
+func TestEventLineIsOneJSONObject(t *testing.T) {
+	t.Parallel()
+	d := delivery(`{"n": 9007199254740993}`)
+	d.RawHeader = map[string][]string{"a": {"1", "2"}}
+	b, err := json.Marshal(deliveryJSON(d))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"subject":"events.a","stream":"EVENTS","sequence":7,"delivered":2,"id":"e1","key":"k1","type":"a.done",` +
+		`"headers":{"a":["1","2"]},"payload":"{\"n\": 9007199254740993}"}`
+	if string(b) != want {
+		t.Errorf("got  %s\nwant %s", b, want)
+	}
+	d.Payload = []byte{0xff, 0}
+	if b, err = json.Marshal(deliveryJSON(d)); err != nil || !strings.HasSuffix(string(b), `"payload_base64":"/wA="}`) {
+		t.Errorf("bytes that are no text: %s, %v", b, err)
+	}
+}
 
 // What left the command's process group cannot be killed with it, and may keep its
 // stdout for ever. Nobody waits for it: neither when time is up, nor at the end.
