@@ -4,7 +4,9 @@
 // stream has acknowledged it. A crash between the two leaves its outcome
 // unknown. Whoever finds it so sends it again under the same Nats-Msg-Id, and
 // the broker drops the repeat inside its duplicate window; beyond the window it is
-// looked for on the stream first. Events of one ordering key are stored in the order
+// looked for on the stream first, also when it slept meanwhile, was parked or went to
+// another relay: the source keeps with the row whether its last send left that open.
+// Events of one ordering key are stored in the order
 // of their row ids, also when one fails, when a relay dies and when another takes
 // over: what may have been sent before goes alone of its key, what never was, in
 // fast batches where the stream takes them.
