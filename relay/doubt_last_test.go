@@ -40,7 +40,7 @@ func TestRowWhoseSubjectNoStreamTookForAWhileIsLookedFor(t *testing.T) {
 				r.must(err)
 				unverified := 0
 				c := counted(&unverified)
-				c.MaxAttempts = meanwhile.attempts
+				c.MaxAttempts, c.MaxBackoff = meanwhile.attempts, 10*time.Second
 				_, stop := r.start(r.store, c)
 				time.Sleep(beyond)
 				cfg.Subjects = []string{"other.>"}
@@ -50,7 +50,7 @@ func TestRowWhoseSubjectNoStreamTookForAWhileIsLookedFor(t *testing.T) {
 					stop()
 					_, stop = r.start(r.store, c)
 				})
-				time.Sleep(5 * time.Minute)
+				time.Sleep(time.Minute)
 				stop()
 				r.wantState(1, jetbox.Published, "")
 				info, err := st.Info(ctx)

@@ -24,9 +24,9 @@ import (
 //  4. of each key, the stream has what the batch has in the batch's order, and
 //     nothing behind a message that is not stored.
 func TestRandomBatchesAgreeWithTheStream(t *testing.T) {
-	rounds := 8
+	rounds := 4
 	if testing.Short() {
-		rounds = 3
+		rounds = 2
 	}
 	for seed := range uint64(rounds) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {

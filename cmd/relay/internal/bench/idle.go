@@ -25,7 +25,7 @@ func (r *rig) idle(ctx context.Context) error {
 	if err := r.freshStream(ctx); err != nil {
 		return err
 	}
-	alone, err := cpuShare(ctx)
+	alone, err := r.cpuShare(ctx)
 	if errors.Is(err, errors.ErrUnsupported) {
 		fmt.Fprintln(r.results.progress, "idle: this system does not say how much CPU a process had")
 		return nil
@@ -53,14 +53,16 @@ func (r *rig) idleOn(ctx context.Context, db database) (share float64, err error
 	if err != nil {
 		return 0, err
 	}
-	share, err = cpuShare(ctx)
+	share, err = r.cpuShare(ctx)
 	return share, errors.Join(err, t.stop())
 }
 
-// cpuShare returns how many per cent of a core this process uses.
-func cpuShare(ctx context.Context) (share float64, err error) {
+// cpuShare returns how many per cent of a core this process uses. A run of few rows is
+// a trial, and takes less time for it.
+func (r *rig) cpuShare(ctx context.Context) (share float64, err error) {
+	trial := time.Duration(r.cfg.Rows) * time.Millisecond
 	runtime.GC()
-	if !sleepUntil(ctx, time.Now().Add(settleFor)) {
+	if !sleepUntil(ctx, time.Now().Add(min(settleFor, trial))) {
 		return 0, context.Cause(ctx)
 	}
 	before, err := cpuTime()
@@ -68,7 +70,7 @@ func cpuShare(ctx context.Context) (share float64, err error) {
 		return 0, err
 	}
 	began := time.Now()
-	if !sleepUntil(ctx, began.Add(idleFor)) {
+	if !sleepUntil(ctx, began.Add(min(idleFor, trial))) {
 		return 0, context.Cause(ctx)
 	}
 	after, err := cpuTime()
