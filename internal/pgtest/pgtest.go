@@ -23,9 +23,12 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"flag"
 	"fmt"
 	"net/url"
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -59,8 +62,17 @@ var shared struct {
 //	func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 //
 // Without it the cluster stops a moment after the process.
+//
+// Tests beside a server wait more than they compute: unless -parallel says otherwise,
+// twice as many go on at once as there are processors.
 func Main(m interface{ Run() int }) (code int) {
 	defer stopShared()
+	flag.Parse()
+	chosen := false
+	flag.Visit(func(f *flag.Flag) { chosen = chosen || f.Name == "test.parallel" })
+	if !chosen {
+		_ = flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))) // no test binary is without it
+	}
 	return m.Run()
 }
 
