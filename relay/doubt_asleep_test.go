@@ -41,6 +41,7 @@ func (r *rig) wantOnOther(n uint64) {
 // It was sent again without a look when it woke up, also by a new relay that took it for
 // refused because it had been once, before.
 func TestRowThatSleptWithItsOutcomeUnknownIsLookedFor(t *testing.T) {
+	long(t)
 	for name, refused := range map[string]bool{"never refused": false, "refused once": true} {
 		for _, restarted := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, restarted %v", name, restarted), func(t *testing.T) {
@@ -124,6 +125,7 @@ func TestLookForARowThatSleptBeginsAtItsClaim(t *testing.T) {
 // A row in doubt fell asleep behind one of its key that was due later and refused. When it
 // woke up, long after the window, nobody knew where to look for it.
 func TestRowThatSleptBehindItsKeyIsLookedFor(t *testing.T) {
+	long(t)
 	for _, restarted := range []bool{false, true} {
 		t.Run(fmt.Sprint("restarted ", restarted), func(t *testing.T) {
 			inBubble(t, func(r *rig) { r.sleepBehind(restarted) })

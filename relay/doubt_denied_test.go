@@ -102,6 +102,7 @@ func TestLookWithoutTheRightToAConsumer(t *testing.T) {
 // A user who may not read the stream at all cannot find out what it has. The relay says
 // so and sends nothing, until it is granted.
 func TestRelayThatMayNotLookIsNotReadyAndSendsNothing(t *testing.T) {
+	long(t)
 	denied := []string{"$JS.API.CONSUMER.>", "$JS.API.STREAM.MSG.GET.>", "$JS.API.DIRECT.GET.>"}
 	for name, age := range map[string]time.Duration{
 		"beyond the window":  beyond,

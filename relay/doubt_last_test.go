@@ -14,6 +14,7 @@ import (
 // A row of unknown outcome whose subject no stream takes for a while is in doubt when one
 // takes it again, also after a restart, and when it was parked meanwhile.
 func TestRowWhoseSubjectNoStreamTookForAWhileIsLookedFor(t *testing.T) {
+	long(t)
 	for name, meanwhile := range map[string]struct {
 		attempts int
 		f        func(r *rig, restart func())

@@ -90,6 +90,7 @@ func TestPubAcksLostForLongerThanTheWindowLeaveOneCopy(t *testing.T) {
 // Where a stream removes messages, absence proves nothing: the rows are sent again,
 // and counted.
 func TestRowsThatMayHaveBeenRemovedAreSentAgainAndCounted(t *testing.T) {
+	long(t)
 	inBubble(t, func(r *rig) {
 		unverified := 0
 		cfg := relay.Config{Hooks: relay.Hooks{UnverifiedFunc: func() { unverified++ }}}
@@ -115,6 +116,7 @@ func TestRowsThatMayHaveBeenRemovedAreSentAgainAndCounted(t *testing.T) {
 // Another event under our key that was stored while ours was in doubt is no copy of
 // ours.
 func TestKeyTakenBeyondTheWindowIsFoundByLooking(t *testing.T) {
+	long(t)
 	inBubble(t, func(r *rig) {
 		_, stop := r.start(r.store, relay.Config{})
 		time.Sleep(time.Second)

@@ -118,6 +118,7 @@ func TestLookTellsAnEventFromAnotherUnderItsMessageID(t *testing.T) {
 // Where a message is gone, what is not found may have been it. What is left is found
 // all the same.
 func TestLookProvesNothingWhereMessagesAreGone(t *testing.T) {
+	long(t)
 	for name, tt := range map[string]struct {
 		cfg    func(*jetstream.StreamConfig)
 		remove func(r *lookRig, a uint64) // b and c are next to a
@@ -397,6 +398,7 @@ func TestLookEndsWithItsContext(t *testing.T) {
 // A stream that is not the one of the position is told by an error of its own, also
 // when it changes in the middle.
 func TestLookTellsWhenTheStreamIsAnotherOne(t *testing.T) {
+	long(t)
 	recreate := func(r *lookRig) {
 		time.Sleep(time.Nanosecond) // the clock of a bubble stands still
 		r.must(r.admin.DeleteStream(context.Background(), "S"))

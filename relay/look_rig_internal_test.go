@@ -174,3 +174,11 @@ func lookStream(adjust ...func(*jetstream.StreamConfig)) jetstream.StreamConfig 
 	}
 	return cfg
 }
+
+// long leaves a test out of short runs.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("takes long under the race detector")
+	}
+}

@@ -14,6 +14,7 @@ import (
 // What a person or a limit removed is not published again: not while the relay runs,
 // not on a new connection, and not by the next relay.
 func TestRemovedMessagesAreNotPublishedAgain(t *testing.T) {
+	long(t)
 	for name, tt := range map[string]struct {
 		stream jetstream.StreamConfig
 		remove func(r *rig, st jetstream.Stream)
@@ -72,6 +73,7 @@ func TestRemovedMessagesAreNotPublishedAgain(t *testing.T) {
 // A stream that a person has created anew gets its rows again only when asked for,
 // also later; those it has are not sent twice.
 func TestStreamCreatedAnewGetsItsRowsAgainWhenAskedFor(t *testing.T) {
+	long(t)
 	recreate := func(r *rig) {
 		ctx := r.t.Context()
 		r.must(r.admin.DeleteStream(ctx, "EVENTS"))

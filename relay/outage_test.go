@@ -26,6 +26,7 @@ func (r *rig) wantHealth(rel *relay.Relay, ready bool, reason string) {
 // An hour without a broker dead-letters nothing, counts against no row, shows
 // within ten seconds and heals within ten more.
 func TestHourWithoutBrokerDeadLettersNothing(t *testing.T) {
+	long(t)
 	inBubble(t, func(r *rig) {
 		rel, stop := r.start(r.store, relay.Config{MaxAttempts: 2})
 		time.Sleep(5 * time.Second)

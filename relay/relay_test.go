@@ -259,3 +259,12 @@ func TestScheduledRowGoesAtItsTimeAndHoldsNobody(t *testing.T) {
 		r.wantPayloads("now", "later")
 	})
 }
+
+// long leaves a test out of short runs: under the race detector SQLite takes ten times
+// as long, and others go the same ways.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("takes long under the race detector")
+	}
+}

@@ -154,6 +154,7 @@ func (p *pruneCounter) Prune(ctx context.Context, l jetbox.Lease, before time.Ti
 // With rows removed as they are recorded, an idle relay went through the whole
 // table each second: a third of a core with a million scheduled rows.
 func TestRelayThatDeletesAtOnceSeldomLooksForOldRows(t *testing.T) {
+	long(t)
 	for name, cfg := range map[string]relay.Config{
 		"delete":  {Retention: relay.DeleteAtOnce},
 		"archive": {Archive: true},
