@@ -13,7 +13,7 @@ help: ## list the targets
 quick: ## what to run after every change: seconds
 	go test -short ./...
 
-test: ## everything but chaos at length: under two minutes
+test: ## everything but chaos at length: two to three minutes
 	go test ./...
 
 race: ## twice, in random order, with the race detector
